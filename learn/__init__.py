@@ -1,0 +1,1 @@
+"""The offline half of Rutter: journals in, artifact out; and the simulator."""

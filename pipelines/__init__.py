@@ -1,0 +1,1 @@
+"""The runs: collect, train, export, fidelity, bench; workloads; clusters to run against."""

@@ -1,0 +1,130 @@
+"""Policies by name: their constants for `serve_table.decision`, and their parameters.
+
+A policy is a number, a list of parameters and a table; `serve_table.decision.decide` does the rest. Parameters
+are frozen records whose fields, in order, are the `params` that the decision function documents.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
+
+from serve_table import decision
+from serve_table.artifact import Artifact, empty_table
+from serve_table.errors import ConfigError
+
+DYNAMO_POLICIES = ("isl_bounding", "prefill_load", "isl_or_load")
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Policies that have nothing to set."""
+
+
+@dataclass(frozen=True)
+class LengthThresholdParams:
+    """Answers predicted at or above the threshold go to their own share of the decode engines."""
+
+    threshold_tokens: float = 256.0
+    long_share: float = 0.5
+
+
+@dataclass(frozen=True)
+class DynamoParams:
+    """Conditional disaggregation as NVIDIA Dynamo 1.6.1 has it; mode indexes DYNAMO_POLICIES."""
+
+    mode: float = 0.0
+    eff_isl_threshold_tokens: float = 2048.0
+    eff_isl_ratio_threshold: float = 0.7
+    prefill_busy_tokens: float = 4096.0
+    decode_busy_requests: float = 1e9
+
+
+@dataclass(frozen=True)
+class MarginalCostParams:
+    """Cost constants of the marginal-cost router; defaults from the a40-3b profile."""
+
+    prefill_token_s: float = 0.00005
+    decode_token_s: float = 0.000025
+    kv_tokens: float = 60_000.0
+    kv_pressure_s: float = 0.5
+    tight_multiplier: float = 2.0
+
+
+@dataclass(frozen=True)
+class PlacementParams:
+    """The table's placement weights; token weights are per 1,000 tokens."""
+
+    prefill_request: float = 0.0
+    prefill_token: float = 1.0
+    prefill_uncached: float = 1.0
+    decode_request: float = 1.0
+    decode_token: float = 0.0
+    decode_local_prefill: float = 2.0
+    decode_uncached: float = 1.0
+
+
+Params = NoParams | LengthThresholdParams | DynamoParams | MarginalCostParams | PlacementParams
+
+POLICIES: Mapping[str, tuple[int, type[Params]]] = {
+    "round_robin": (decision.ROUND_ROBIN, NoParams),
+    "least_loaded": (decision.LEAST_LOADED, NoParams),
+    "length_threshold": (decision.LENGTH_THRESHOLD, LengthThresholdParams),
+    "power_of_two": (decision.POWER_OF_TWO, NoParams),
+    "always_local": (decision.ALWAYS_LOCAL, NoParams),
+    "dynamo_style": (decision.DYNAMO_STYLE, DynamoParams),
+    "marginal_cost": (decision.MARGINAL_COST, MarginalCostParams),
+    "table": (decision.TABLE, PlacementParams),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named policy ready to decide; digest names its exact parameters and table."""
+
+    name: str
+    number: int
+    params: list[float]
+    table: decision.Table
+    digest: str
+
+    def decide(
+        self, request: decision.Request, fleet: decision.Fleet, rotation: int, explore: float, draws: decision.Draws
+    ) -> decision.Decision:
+        return decision.decide(self.number, self.params, self.table, request, fleet, rotation, explore, draws)
+
+
+def policy(name: str, given: Mapping[str, Any] | None = None, artifact: Artifact | None = None) -> Policy:
+    """The policy of that name with the given parameters over its defaults.
+
+    Raises ConfigError for an unknown name, an unknown or non-numeric parameter, parameters given to `table`
+    (its artifact has them), and for `table` without an artifact.
+    """
+    if name not in POLICIES:
+        raise ConfigError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    number, params_type = POLICIES[name]
+    if name == "table":
+        if artifact is None:
+            raise ConfigError("policy 'table' needs --artifact FILE; make one with `rutter export`")
+        if given:
+            raise ConfigError("policy 'table' takes its parameters from the artifact; leave out --policy-params")
+        return Policy(name, number, artifact.params(), artifact.table(), artifact.digest())
+    params = checked_params(name, params_type, given or {})
+    digest = hashlib.sha256(json.dumps([name, asdict(params)], sort_keys=True).encode()).hexdigest()[:16]
+    return Policy(name, number, [float(value) for value in astuple(params)], empty_table(), digest)
+
+
+def checked_params(name: str, params_type: type[Params], given: Mapping[str, Any]) -> Params:
+    """A record of that type from the given values; ConfigError names what does not fit."""
+    known = [field.name for field in fields(params_type)]
+    values: dict[str, float] = {}
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"policy {name!r} has no parameter {key!r}; known: {', '.join(known) or 'none'}")
+        if params_type is DynamoParams and key == "mode" and value in DYNAMO_POLICIES:
+            value = DYNAMO_POLICIES.index(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise ConfigError(f"parameter {key!r} of policy {name!r} is {value!r}: must be a finite number, at least 0")
+        values[key] = float(value)
+    return params_type(**values)
