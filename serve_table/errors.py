@@ -7,6 +7,7 @@
     ├── TraceError           a workload trace that cannot be used
     ├── SearchError          a search that cannot give a result
     ├── ClusterError         a cluster that cannot be started, reached or stopped
+    ├── RunError             a run folder that cannot be used
     └── EngineError          one exchange with one engine failed
         ├── EngineUnreachableError    nothing was sent: another engine may be tried
         ├── EngineTimeoutError        no answer within the limit
@@ -42,6 +43,10 @@ class SearchError(RutterError):
 
 class ClusterError(RutterError):
     """A cluster cannot be started, reached or stopped."""
+
+
+class RunError(RutterError):
+    """A run folder is in use, damaged or incomplete."""
 
 
 class EngineError(RutterError):
