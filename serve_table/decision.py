@@ -6,8 +6,8 @@ simulator, with arrays. Sequences are indexed by engine: prefill engines (n_pref
 (n_decode,). Ties between engines go to the first from `rotation` on, so equal engines take turns.
 """
 
-import math
 from collections.abc import Sequence
+from math import log
 from typing import NamedTuple
 
 LOCAL = 0
@@ -155,20 +155,26 @@ def length_bin(scale: float, n_bins: int, tokens: float) -> int:
     """Bin of a length on a grid uniform in log(1 + tokens); ends are open, a missing length is bin 0."""
     if not tokens > 0.0:
         return 0
-    index = int(math.log(1.0 + min(tokens, 1e12)) * scale)
+    if tokens > 1e12:  # keeps infinity an integer
+        tokens = 1e12
+    index = int(log(1.0 + tokens) * scale)
     return index if index < n_bins else n_bins - 1
 
 
 def cluster_of(table: Table, features: Features) -> int:
     """Cluster of a request by table look-up."""
-    scale = table.grid_scale
-    bins = table.grid_bins
-    index = 1 if features.slo_class == 1 else 0
-    index = index * bins[0] + length_bin(scale[0], bins[0], features.prompt_tokens)
-    index = index * bins[1] + length_bin(scale[1], bins[1], features.uncached_prefill_tokens)
-    index = index * bins[2] + length_bin(scale[2], bins[2], features.uncached_decode_tokens)
-    index = index * bins[3] + length_bin(scale[3], bins[3], features.predicted_output_tokens)
-    return int(table.clusters[index])
+    scale, bins, clusters, _, _, _ = table
+    prompt, uncached_prefill, uncached_decode, output, slo_class, _, _ = features
+    index = 1 if slo_class == 1 else 0
+    n_bins = bins[0]
+    index = index * n_bins + length_bin(scale[0], n_bins, prompt)
+    n_bins = bins[1]
+    index = index * n_bins + length_bin(scale[1], n_bins, uncached_prefill)
+    n_bins = bins[2]
+    index = index * n_bins + length_bin(scale[2], n_bins, uncached_decode)
+    n_bins = bins[3]
+    index = index * n_bins + length_bin(scale[3], n_bins, output)
+    return int(clusters[index])
 
 
 def regime_of(table: Table, features: Features) -> int:
@@ -176,21 +182,23 @@ def regime_of(table: Table, features: Features) -> int:
 
     A value equal to a border belongs to the regime above it.
     """
+    _, _, _, _, prefill_edges, decode_edges = table
+    _, _, _, _, _, prefill_pressure, decode_pressure = features
     prefill = 0
-    for edge in table.prefill_edges_tokens:
-        if features.prefill_pressure_tokens >= edge:
+    for edge in prefill_edges:
+        if prefill_pressure >= edge:
             prefill += 1
     decode = 0
-    for edge in table.decode_edges_requests:
-        if features.decode_pressure_requests >= edge:
+    for edge in decode_edges:
+        if decode_pressure >= edge:
             decode += 1
-    return prefill * (len(table.decode_edges_requests) + 1) + decode
+    return prefill * (len(decode_edges) + 1) + decode
 
 
 def action_of(table: Table, cluster: int, regime: int) -> int:
     """The learned action of a cluster in a regime."""
-    n_regimes = (len(table.prefill_edges_tokens) + 1) * (len(table.decode_edges_requests) + 1)
-    return int(table.actions[cluster * n_regimes + regime])
+    _, _, _, actions, prefill_edges, decode_edges = table
+    return int(actions[cluster * (len(prefill_edges) + 1) * (len(decode_edges) + 1) + regime])
 
 
 def count_up(up: Sequence[float]) -> int:
