@@ -129,6 +129,10 @@ def _fail(command: Command | None, error: Exception) -> int:
     """One line for an error that ended the command, and its exit status."""
     if os.environ.get("RUTTER_DEBUG") == "1":
         traceback.print_exception(error)
+    output_closed = isinstance(error, BrokenPipeError) and _output_closed()
+    _drop_output()
+    if output_closed:
+        return PIPE_CLOSED
     if isinstance(error, RutterError):
         return _say(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
     if isinstance(error, ModuleNotFoundError) and command is not None:
@@ -136,8 +140,6 @@ def _fail(command: Command | None, error: Exception) -> int:
         if package and package not in OWN_PACKAGES:
             return _say(_missing(command, package), FAILED)
     if isinstance(error, OSError):
-        if isinstance(error, BrokenPipeError) and _output_closed():
-            return PIPE_CLOSED
         place = f": {error.filename}" if error.filename is not None else ""
         if error.errno in DISK_FULL:
             return _say(f"the disk is full{place}: free some space and run the same command again", FAILED)
@@ -171,19 +173,23 @@ def _unexpected(error: Exception) -> str:
 
 
 def _output_closed() -> bool:
-    """Whether the reader of our standard output is gone. Keeps the interpreter from complaining of it at exit."""
+    """Whether the reader of our standard output is gone."""
     try:
-        descriptor = sys.stdout.fileno()
         poll = select.poll()
-        poll.register(descriptor, 0)
-        if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
-            return False
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, descriptor)
-        os.close(null)
+        poll.register(sys.stdout.fileno(), 0)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     except (OSError, ValueError):
         return False
-    return True
+
+
+def _drop_output() -> None:
+    """Throw away what standard output still holds and cannot write, so that the exit does not complain of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _say(line: str, status: int) -> int:

@@ -1,0 +1,112 @@
+# Each target is one `rutter` call or one tool call in the environment .venv, which is made when it is needed.
+#
+#   make collect train export     the main job: run a workload, learn from it, write the artifact
+#   make test                     the tests, with coverage
+#   make check                    all that must pass before a change lands
+#
+# Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), POLICY=... and
+# ARTIFACT=... (serve), RUN=NAME (a run of its own under build/runs), PYTHON=/path/to/python3.11.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+RUTTER := $(BIN)/rutter
+PIP := $(PY) -m pip install --disable-pip-version-check
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
+COVERAGE := 90
+
+RUN_ARGS := $(if $(RUN),--run $(RUN))
+TRACE_ARGS := $(if $(TRACE),--trace $(TRACE))
+
+# The stamp's name says what was installed and where: another pyproject.toml or a moved folder installs anew.
+INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cut -d ' ' -f 1)
+
+.NOTPARALLEL:
+.PHONY: help venv collect train export serve workload fidelity bench dashboard cluster-up cluster-down
+.PHONY: test lint types check clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+venv: $(INSTALLED)
+
+collect: venv
+	$(RUTTER) collect $(RUN_ARGS) $(TRACE_ARGS) $(ARGS)
+
+train: venv
+	$(RUTTER) train $(RUN_ARGS) $(ARGS)
+
+export: venv
+	$(RUTTER) export $(RUN_ARGS) $(ARGS)
+
+serve: venv
+	$(RUTTER) serve $(if $(POLICY),--policy $(POLICY)) $(if $(ARTIFACT),--artifact $(ARTIFACT)) $(ARGS)
+
+workload: venv
+	$(RUTTER) workload $(TRACE) $(ARGS)
+
+fidelity: venv
+	$(RUTTER) fidelity $(TRACE_ARGS) $(ARGS)
+
+bench: venv
+	$(RUTTER) bench $(ARGS)
+
+dashboard: venv
+	@$(PY) -c 'import optuna_dashboard' 2>/dev/null || $(PIP) --quiet --editable '.[dashboard]'
+	$(RUTTER) dashboard $(RUN_ARGS) $(ARGS)
+
+cluster-up: venv
+	$(RUTTER) cluster up $(or $(CLUSTER),emulated) $(ARGS)
+
+cluster-down: venv
+	$(RUTTER) cluster down $(ARGS)
+
+# The threshold holds for all tests together, so a selection in ARGS is not held to it.
+test: venv
+	$(PY) -m pytest --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=$(COVERAGE)) $(ARGS)
+
+lint: venv
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: venv
+	$(PY) -m mypy
+
+# In this order, the tests' closing line last.
+check: lint types test
+
+# Runs, journals and artifacts stay.
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info
+
+# An installation that was cut short can leave half a package that pip takes for whole, so it begins again from an
+# empty environment; pip has kept what it downloaded.
+$(INSTALLED):
+	@set -eu; \
+	if [ -e $(VENV)/installing ]; then echo "the last installation was cut short: beginning it again"; rm -rf $(VENV); fi; \
+	if ! $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    python=; \
+	    for candidate in $(PYTHONS); do \
+	        if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	        then python="$$candidate"; break; fi; \
+	    done; \
+	    if [ -z "$$python" ]; then \
+	        for candidate in $(PYTHONS); do \
+	            if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	                echo "$$candidate lacks venv or ensurepip: install them (on Debian and Ubuntu: apt install python3-venv)" >&2; \
+	                exit 1; \
+	            fi; \
+	        done; \
+	        echo "no Python 3.11 or newer among: $(PYTHONS). Install one, or name it: make PYTHON=/path/to/python3.11" >&2; \
+	        exit 1; \
+	    fi; \
+	    if [ -e $(VENV) ]; then echo "replacing $(VENV): it is incomplete, or its Python is gone or older than 3.11"; fi; \
+	    rm -rf $(VENV); mkdir -p $(VENV); touch $(VENV)/installing; \
+	    echo "making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv $(VENV); \
+	fi; \
+	touch $(VENV)/installing; \
+	echo "installing Rutter and its tools into $(VENV): about a minute, once"; \
+	if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; \
+	$(PIP) $$quiet --editable '.[dev]'; \
+	rm -f $(VENV)/installed-*; touch $@; rm -f $(VENV)/installing
