@@ -1,0 +1,76 @@
+"""Load regimes: borders in the journaled pressures, the rows of each cell, and what cells without rows inherit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_table.decision import LOCAL, REMOTE
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+DEFAULT_SHAPE = (3, 3)
+MIN_ROWS = 20
+"""A cell with fewer rows of its own takes its action from its cluster."""
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """Ascending positive borders of the mean pressures of the prefill and the decode pool."""
+
+    prefill_edges_tokens: tuple[float, ...]
+    decode_edges_requests: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return (len(self.prefill_edges_tokens) + 1) * (len(self.decode_edges_requests) + 1)
+
+    def of(self, pressures: Floats) -> Ints:
+        """Regime (n,) of pressures (n, 2) in tokens and requests, as `serve_table.decision.regime_of`."""
+        known = np.nan_to_num(pressures, nan=0.0, posinf=np.inf)
+        prefill = np.searchsorted(self.prefill_edges_tokens, known[:, 0], side="right")
+        decode = np.searchsorted(self.decode_edges_requests, known[:, 1], side="right")
+        regimes: Ints = (prefill * (len(self.decode_edges_requests) + 1) + decode).astype(np.int64)
+        return regimes
+
+
+def fit_regimes(pressures: Floats, shape: tuple[int, int] = DEFAULT_SHAPE) -> Regimes:
+    """Borders from the pressures (n_rows, 2) of a journal; shape: regimes wanted of prefill and of decode."""
+    return Regimes(pressure_edges(pressures[:, 0], shape[0]), pressure_edges(pressures[:, 1], shape[1]))
+
+
+def pressure_edges(pressure: Floats, n_regimes: int) -> tuple[float, ...]:
+    """At most n_regimes - 1 borders that part the pressures (n_rows,) into equally many rows each.
+
+    Where the least pressure (idle, as a rule) is so common that this cannot be, it is a regime of its own and the
+    others part what lies above it. Fewer distinct values give fewer borders; every regime has rows.
+    """
+    known = pressure[np.isfinite(pressure)]
+    if n_regimes <= 1 or len(known) == 0:
+        return ()
+    edges = np.unique(np.quantile(known, np.arange(1, n_regimes) / n_regimes))
+    above = known[known > known.min()]
+    if len(above) and (len(edges) < n_regimes - 1 or edges[0] <= known.min()):
+        edges = np.unique(np.quantile(above, np.arange(n_regimes - 1) / (n_regimes - 1)))
+    return tuple(float(edge) for edge in edges if edge > max(known.min(), 0.0))
+
+
+def cell_counts(labels: Ints, regimes: Ints, n_clusters: int, n_regimes: int) -> Ints:
+    """Rows of every cell, flat (n_clusters * n_regimes,), from clusters and regimes of the rows (n_rows,)."""
+    return np.bincount(labels * n_regimes + regimes, minlength=n_clusters * n_regimes).astype(np.int64)
+
+
+def inherit(actions: Bytes, inherited: Bytes, counts: Ints, n_regimes: int) -> Bytes:
+    """The actions (n_cells,) with those of inherited cells (1 in inherited) replaced by a documented fallback.
+
+    An inherited cell takes the action of most rows in its cluster's other cells; where the whole cluster is
+    inherited, of most rows in all other cells; where all are, or rows are equally many, REMOTE.
+    """
+    own = inherited.reshape(-1, n_regimes) == 0
+    rows = np.where(own, counts.reshape(-1, n_regimes), 0)
+    votes = np.where(actions.reshape(-1, n_regimes) == LOCAL, rows, -rows)
+    of_all = LOCAL if votes.sum() > 0 else REMOTE
+    of_cluster = np.where(own.any(axis=1), np.where(votes.sum(axis=1) > 0, LOCAL, REMOTE), of_all)
+    filled = np.where(own, actions.reshape(-1, n_regimes), of_cluster[:, None])
+    return filled.ravel().astype(np.uint8)

@@ -1,0 +1,187 @@
+"""Simulated runs: a trace, a topology and a policy in; each request's times and SLO outcome out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from learn.core import new_core
+from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, new_fleet, run, table_arrays
+from learn.trace import Trace
+from serve_table.artifact import empty_table
+from serve_table.errors import TraceError
+from serve_table.policy import Policy
+from serve_table.slo import SloTargets
+from serve_table.step_time import HardwareProfile
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A disaggregated cluster. overhead_s: time that each leg spends outside its engine (router and HTTP)."""
+
+    prefill_engines: int
+    decode_engines: int
+    profile: HardwareProfile
+    overhead_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.prefill_engines}P+{self.decode_engines}D"
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Columns (n_requests,) of one run; tpot_s is NaN for answers of one token."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    slo_met: npt.NDArray[np.bool_]
+    action: Ints
+    prefill: Ints
+    decode: Ints
+    cached_tokens: Ints
+    propensity: Floats
+    preemptions: int
+
+    @property
+    def goodput(self) -> float:
+        """Share of requests that met both of their targets."""
+        return float(np.mean(self.slo_met))
+
+    def percentile(self, column: str, q: float) -> float:
+        """Percentile of `ttft_s` or `tpot_s`, NaN left out."""
+        return float(np.nanpercentile(getattr(self, column), q))
+
+
+def simulate(
+    trace: Trace,
+    topology: Topology,
+    policy: Policy,
+    slo: SloTargets,
+    predicted_tokens: npt.ArrayLike,
+    seed: int = 0,
+    explore: float = 0.0,
+) -> Simulated:
+    """Run a trace under a policy.
+
+    predicted_tokens: (n_requests,) predicted output lengths, or one for all. seed: of the decision's draws.
+    """
+    outcome = _new_outcome(len(trace))
+    return _run(trace, topology, slo, predicted_tokens, seed, explore, policy, outcome)
+
+
+def replay(
+    trace: Trace,
+    topology: Topology,
+    slo: SloTargets,
+    predicted_tokens: npt.ArrayLike,
+    action: Ints,
+    prefill: Ints,
+    decode: Ints,
+) -> Simulated:
+    """Run a trace with every choice given, as a journal has them; prefill is -1 where local."""
+    outcome = _new_outcome(len(trace))
+    outcome.action[:] = action
+    outcome.prefill[:] = prefill
+    outcome.decode[:] = decode
+    return _run(trace, topology, slo, predicted_tokens, 0, 0.0, None, outcome)
+
+
+def _new_outcome(n: int) -> Outcome:
+    ints = (np.zeros(n, np.int64) for _ in range(3))
+    return Outcome(*ints, np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, np.int64), np.ones(n))
+
+
+def _run(
+    trace: Trace,
+    topology: Topology,
+    slo: SloTargets,
+    predicted_tokens: npt.ArrayLike,
+    seed: int,
+    explore: float,
+    policy: Policy | None,
+    outcome: Outcome,
+) -> Simulated:
+    _require_fits(trace, topology.profile)
+    n = len(trace)
+    n_engines = topology.prefill_engines + topology.decode_engines
+    core = new_core(
+        topology.profile,
+        n_engines,
+        2 * n,
+        n_entries=int(trace.block_ids.max()) + 1 if len(trace.block_ids) else 0,
+        entry_tokens=trace.hash_block_tokens,
+        entry_ids=np.ascontiguousarray(trace.block_ids) if len(trace.block_ids) else None,
+    )
+    load = Load(
+        trace.arrival_s,
+        trace.prompt_tokens,
+        trace.output_tokens,
+        np.broadcast_to(np.asarray(predicted_tokens, np.float64), n).copy(),
+        trace.slo_class,
+        trace.chain_start,
+        trace.chain_length,
+        np.random.default_rng(seed).random((n, 4)),
+    )
+    state = State(
+        np.zeros(2 * n + 2),
+        np.zeros(2 * n + 2, np.int64),
+        np.zeros(2 * n + 2, np.int64),
+        np.zeros(1, np.int64),
+        np.full(n_engines, np.inf),
+        np.zeros(n),
+        np.zeros(n),
+    )
+    answered = run(
+        core,
+        load,
+        outcome,
+        new_fleet(topology.prefill_engines, topology.decode_engines),
+        state,
+        topology.prefill_engines,
+        FORCED if policy is None else policy.number,
+        np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64),
+        table_arrays(empty_table() if policy is None else policy.table),
+        explore,
+        topology.overhead_s,
+        np.asarray(topology.profile.handoff.as_list()),
+        (np.zeros(topology.prefill_engines), np.zeros(topology.decode_engines)),
+    )
+    if answered < n:
+        raise TraceError(
+            f"the simulator answered {answered} of {n} requests of {trace.name!r}: this is a defect, please report it"
+        )
+    return _measured(trace, slo, outcome, int(core.engines.preemptions.sum()))
+
+
+def _measured(trace: Trace, slo: SloTargets, outcome: Outcome, preemptions: int) -> Simulated:
+    ttft_s = outcome.first_token_s - trace.arrival_s
+    later_tokens = trace.output_tokens - 1
+    tpot_s = np.full(len(trace), np.nan)
+    several = later_tokens > 0
+    tpot_s[several] = (outcome.finish_s - outcome.first_token_s)[several] / later_tokens[several]
+    base_s, slope_s, target_s = (
+        np.where(trace.slo_class == 1, getattr(slo.tight, name), getattr(slo.loose, name))
+        for name in ("ttft_base_s", "ttft_per_prompt_token_s", "tpot_s")
+    )
+    slo_met = (ttft_s <= base_s + slope_s * trace.prompt_tokens) & ~(tpot_s > target_s)
+    return Simulated(
+        ttft_s,
+        tpot_s,
+        slo_met,
+        outcome.action,
+        outcome.prefill,
+        outcome.decode,
+        outcome.cached_tokens,
+        outcome.propensity,
+        preemptions,
+    )
+
+
+def _require_fits(trace: Trace, profile: HardwareProfile) -> None:
+    total = trace.prompt_tokens + trace.output_tokens
+    limit = min(profile.max_model_len_tokens, profile.kv_tokens)
+    if len(trace) and int(total.max()) > limit:
+        raise TraceError(
+            f"trace {trace.name!r} has a request of {int(total.max())} tokens, the engines hold {limit}: "
+            "drop such rows at import"
+        )

@@ -1,0 +1,308 @@
+"""The simulator: the engine model under an event queue, compiled; a router's view of the fleet beside it.
+
+Events are arrivals (from the trace), legs that reach their engine, KV transfers that complete (both on a small
+heap) and the ends of engine steps. Equal times are taken in that order of creation, so a run is deterministic.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learn.compiled import compile_with_callees, jit
+from learn.core import HELD, LOCAL, PREFILL_LEG, PULL, Core
+from learn.engine import begin_step, end_step, interrupt, loaded, release, submit
+from learn.kv_cache import cached_entries
+from serve_table import decision, step_time
+from serve_table.decision import Decision, Draws, Fleet, Request, Table
+
+decide = compile_with_callees(decision.decide)
+handoff_time_s = compile_with_callees(step_time.handoff_time_s)
+
+FORCED = -1
+"""In place of a policy: the choices are given."""
+
+SUBMIT = 0
+PULLED = 1
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Load(NamedTuple):
+    """What arrives: columns of a trace (n_requests,), with predicted output tokens and draws (n_requests, 4)."""
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    predicted_tokens: Floats
+    slo_class: Ints
+    chain_start: Ints
+    chain_length: Ints
+    draws: Floats
+
+
+class Outcome(NamedTuple):
+    """What happened: columns (n_requests,). prefill is -1 where local; times NaN where unanswered."""
+
+    action: Ints
+    prefill: Ints
+    decode: Ints
+    first_token_s: Floats
+    finish_s: Floats
+    cached_tokens: Ints
+    propensity: Floats
+
+
+class State(NamedTuple):
+    """The run's own state. event_size (1,). next_end_s (n_engines,): infinity where idle.
+
+    prefill_uncached and decode_uncached (n_requests,): what the router reserved for a request.
+    """
+
+    event_s: Floats
+    event_kind: Ints
+    event_sequence: Ints
+    event_size: Ints
+    next_end_s: Floats
+    prefill_uncached: Floats
+    decode_uncached: Floats
+
+
+@jit
+def _push_event(state: State, time_s: float, kind: int, sequence: int) -> None:
+    i = state.event_size[0]
+    state.event_size[0] = i + 1
+    while i > 0:
+        parent = (i - 1) // 2
+        if state.event_s[parent] <= time_s:
+            break
+        state.event_s[i] = state.event_s[parent]
+        state.event_kind[i] = state.event_kind[parent]
+        state.event_sequence[i] = state.event_sequence[parent]
+        i = parent
+    state.event_s[i] = time_s
+    state.event_kind[i] = kind
+    state.event_sequence[i] = sequence
+
+
+@jit
+def _drop_first_event(state: State) -> None:
+    size = state.event_size[0] - 1
+    state.event_size[0] = size
+    time_s = state.event_s[size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and state.event_s[child + 1] < state.event_s[child]:
+            child += 1
+        if time_s <= state.event_s[child]:
+            break
+        state.event_s[i] = state.event_s[child]
+        state.event_kind[i] = state.event_kind[child]
+        state.event_sequence[i] = state.event_sequence[child]
+        i = child
+    state.event_s[i] = time_s
+    state.event_kind[i] = state.event_kind[size]
+    state.event_sequence[i] = state.event_sequence[size]
+
+
+@jit
+def _start(core: Core, state: State, e: int, now_s: float, handoff: Floats) -> None:
+    """Begin the engine's next step, if there is one, and the KV transfers that it schedules."""
+    begun = begin_step(core, e, now_s)
+    for k in range(core.engines[e].pulls):
+        s = core.pulls[e, k]
+        tokens = core.sequences[s].prompt_tokens - core.sequences[s].cached_tokens
+        _push_event(state, now_s + handoff_time_s(handoff, float(tokens)), PULLED, s)
+    state.next_end_s[e] = core.engines[e].step_end_s if begun else np.inf
+
+
+@jit
+def _touch(core: Core, state: State, e: int, now_s: float, handoff: Floats) -> None:
+    """Something has changed for an engine: start it if idle, else let its next step see it."""
+    if core.engines[e].busy == 1:
+        interrupt(core, e, now_s)
+        state.next_end_s[e] = core.engines[e].step_end_s
+    else:
+        _start(core, state, e, now_s, handoff)
+
+
+@jit
+def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Floats) -> None:
+    """Tokens of request i's prompt that each engine of a pool holds, into `cached`."""
+    for k in range(len(cached)):
+        e = first_engine + k
+        entries = cached_entries(core, e, load.chain_start[i], load.chain_length[i], load.prompt_tokens[i])
+        cached[k] = float(entries * core.engines[e].entry_tokens)
+
+
+@jit
+def _reserve(load: Load, fleet: Fleet, state: State, i: int, chosen: Decision, request: Request) -> None:
+    """Count a request's work where it is bound, as the router does at the decision."""
+    d = chosen.decode
+    fleet.decode_requests[d] += 1.0
+    fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
+    if chosen.action == decision.REMOTE:
+        uncached = request.prompt_tokens - request.prefill_cached_tokens[chosen.prefill]
+        state.prefill_uncached[i] = uncached
+        fleet.prefill_requests[chosen.prefill] += 1.0
+        fleet.prefill_tokens[chosen.prefill] += uncached
+    else:
+        state.decode_uncached[i] = request.prompt_tokens - request.decode_cached_tokens[d]
+        fleet.decode_prefill_tokens[d] += state.decode_uncached[i]
+
+
+@jit
+def _make_sequence(core: Core, load: Load, i: int, s: int, kind: int) -> None:
+    sequence = core.sequences[s]
+    sequence.prompt_tokens = load.prompt_tokens[i]
+    sequence.output_tokens = 1 if kind == PREFILL_LEG else load.output_tokens[i]
+    sequence.kind = kind
+    sequence.chain_start = load.chain_start[i]
+    sequence.chain_length = load.chain_length[i]
+
+
+@jit
+def _arrive(core, load, outcome, fleet, state, i, n_prefill, policy, params, table, explore, cached):  # type: ignore[no-untyped-def]
+    """Decide for request i and reserve; returns the sequence of its first leg."""
+    prefill_cached, decode_cached = cached
+    if load.chain_length[i] > 0:
+        _cached_tokens(core, load, i, 0, prefill_cached)
+        _cached_tokens(core, load, i, n_prefill, decode_cached)
+    else:
+        prefill_cached[:] = 0.0
+        decode_cached[:] = 0.0
+    request = Request(
+        float(load.prompt_tokens[i]),
+        load.predicted_tokens[i],
+        load.slo_class[i],
+        prefill_cached,
+        decode_cached,
+        True,
+    )
+    if policy == FORCED:
+        chosen = Decision(outcome.action[i], outcome.prefill[i], outcome.decode[i], -1, -1, 1.0, 0)
+    else:
+        draws = Draws(load.draws[i, 0], load.draws[i, 1], load.draws[i, 2], load.draws[i, 3])
+        chosen = decide(policy, params, table, request, fleet, i, explore, draws)
+    outcome.action[i] = chosen.action
+    outcome.prefill[i] = chosen.prefill
+    outcome.decode[i] = chosen.decode
+    outcome.propensity[i] = chosen.propensity
+    _reserve(load, fleet, state, i, chosen, request)
+    if chosen.action == decision.REMOTE:
+        _make_sequence(core, load, i, 2 * i, PREFILL_LEG)
+        _make_sequence(core, load, i, 2 * i + 1, PULL)
+        return 2 * i
+    _make_sequence(core, load, i, 2 * i + 1, LOCAL)
+    return 2 * i + 1
+
+
+@jit
+def _complete(core, load, outcome, fleet, state, e, n_prefill, overhead_s):  # type: ignore[no-untyped-def]
+    """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
+    engine = core.engines[e]
+    answered = 0
+    if e < n_prefill:
+        for k in range(engine.finished):
+            s = core.finished[e, k]
+            i = s // 2
+            fleet.prefill_requests[e] -= 1.0
+            fleet.prefill_tokens[e] -= state.prefill_uncached[i]
+            outcome.cached_tokens[i] = core.sequences[s].cached_tokens
+            _push_event(state, engine.step_end_s + overhead_s, SUBMIT, s + 1)
+        return answered
+    d = e - n_prefill
+    for k in range(engine.first_tokens):
+        i = core.first_tokens[e, k] // 2
+        outcome.first_token_s[i] = engine.step_end_s
+        if outcome.action[i] == decision.LOCAL:
+            fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
+            outcome.cached_tokens[i] = core.sequences[2 * i + 1].cached_tokens
+    for k in range(engine.finished):
+        i = core.finished[e, k] // 2
+        outcome.finish_s[i] = engine.step_end_s
+        fleet.decode_requests[d] -= 1.0
+        fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
+        answered += 1
+    return answered
+
+
+@jit
+def _next_end(next_end_s: Floats) -> int:
+    best = 0
+    for e in range(1, len(next_end_s)):
+        if next_end_s[e] < next_end_s[best]:
+            best = e
+    return best
+
+
+@jit
+def run(core, load, outcome, fleet, state, n_prefill, policy, params, table, explore, overhead_s, handoff, cached):  # type: ignore[no-untyped-def]
+    """Run the whole load; returns how many requests were answered.
+
+    core: new engines, prefill engines first. policy: a number of serve_table.decision, or FORCED with the choices
+    in `outcome`. overhead_s: time that each leg spends outside its engine (router and HTTP). handoff: (2,).
+    """
+    n = len(load.arrival_s)
+    arrived = 0
+    answered = 0
+    while answered < n:
+        e = _next_end(state.next_end_s)
+        engine_s = state.next_end_s[e]
+        event_s = state.event_s[0] if state.event_size[0] > 0 else np.inf
+        arrival_s = load.arrival_s[arrived] if arrived < n else np.inf
+        if engine_s <= event_s and engine_s <= arrival_s:
+            if engine_s == np.inf:
+                break
+            end_step(core, e)
+            answered += _complete(core, load, outcome, fleet, state, e, n_prefill, overhead_s)
+            _start(core, state, e, engine_s, handoff)
+        elif event_s <= arrival_s:
+            kind = state.event_kind[0]
+            s = state.event_sequence[0]
+            _drop_first_event(state)
+            i = s // 2
+            e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
+            if kind == SUBMIT:
+                submit(core, e, s)
+            else:
+                loaded(core, e, s)
+                p = outcome.prefill[i]
+                if core.sequences[s - 1].state == HELD:
+                    release(core, p, s - 1)
+                _touch(core, state, p, event_s, handoff)
+            _touch(core, state, e, event_s, handoff)
+        else:
+            s = _arrive(core, load, outcome, fleet, state, arrived, n_prefill, policy, params, table, explore, cached)
+            _push_event(state, arrival_s + overhead_s, SUBMIT, s)
+            arrived += 1
+    return answered
+
+
+def new_fleet(n_prefill: int, n_decode: int) -> Fleet:
+    """An idle fleet of live engines, as arrays."""
+    return Fleet(
+        np.zeros(n_prefill),
+        np.zeros(n_prefill),
+        np.ones(n_prefill),
+        np.zeros(n_decode),
+        np.zeros(n_decode),
+        np.zeros(n_decode),
+        np.ones(n_decode),
+    )
+
+
+def table_arrays(table: Table) -> Table:
+    """The same table as arrays, for the compiled decision."""
+    return Table(
+        np.asarray(table.grid_scale, np.float64),  # type: ignore[arg-type]
+        np.asarray(table.grid_bins, np.int64),  # type: ignore[arg-type]
+        np.frombuffer(bytes(table.clusters), np.uint8),  # type: ignore[arg-type]
+        np.frombuffer(bytes(table.actions), np.uint8),  # type: ignore[arg-type]
+        np.asarray(table.prefill_edges_tokens, np.float64),  # type: ignore[arg-type]
+        np.asarray(table.decode_edges_requests, np.float64),  # type: ignore[arg-type]
+    )
