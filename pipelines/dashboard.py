@@ -27,7 +27,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--port {args.port}: a port is from 1 to 65535")
     storage = args.storage if args.storage is not None else str(newest_study(run_from(args)))
     print(f"{storage} on http://{args.host}:{args.port}/ (Ctrl-C ends it)", flush=True)
-    run_server(opened(storage), host=args.host, port=args.port)
+    try:
+        run_server(opened(storage), host=args.host, port=args.port)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {args.host}:{args.port}: {error.strerror}; choose a --port") from error
     return 0
 
 
