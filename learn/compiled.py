@@ -27,7 +27,7 @@ def _sources_digest() -> str:
 def _use_own_cache() -> None:
     if "NUMBA_CACHE_DIR" not in os.environ:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        numba.config.CACHE_DIR = str(base / "rutter" / "numba" / _sources_digest())
+        numba.config.CACHE_DIR = str(base / "rutter" / "numba" / _sources_digest())  # type: ignore[attr-defined]
 
 
 _use_own_cache()
@@ -38,7 +38,8 @@ def jit(function: Function) -> Function:
 
     Compiled functions may not allocate: without numba's reference counting the simulator runs twice as fast.
     """
-    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+    compiled: Function = numba.njit(**options)(function)
     return compiled
 
 
@@ -47,9 +48,10 @@ def compile_with_callees(function: Function) -> Function:
 
     The original stays as it is: the copy's globals point to compiled callees.
     """
-    if numba.config.DISABLE_JIT:
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return function
-    return _compile(function, {})
+    compiled: Function = _compile(function, {})
+    return compiled
 
 
 def _compile(function: Any, done: dict[str, Any]) -> Any:

@@ -99,9 +99,9 @@ class Core(NamedTuple):
 
     heap_step and heap_sequence (n_engines, max_num_seqs): decoding sequences as a heap by the step in which
     they finish. growth (n_engines, block_tokens): decoding sequences by the step, modulo a block, in which they
-    need a new block. ring_count and ring_stamp (n_engines, ring): free blocks without a cached prefix, as runs in the order
-    they were freed. entry_references, entry_stamp, lru_next, lru_previous (n_engines, n_entries): prefix cache;
-    references NONE: not cached, 0: cached and evictable. chunk_sequence and chunk_tokens: prefill chunks of the
+    need a new block. ring_count and ring_stamp (n_engines, ring): free blocks without a cached prefix, as runs in
+    the order they were freed. entry_references, entry_stamp, lru_next, lru_previous (n_engines, n_entries): prefix
+    cache; references NONE: not cached, 0: cached and evictable. chunk_sequence and chunk_tokens: prefill chunks of the
     current step; 0 tokens: a pulled sequence that has just joined. finished, first_tokens, pulls: what the last
     step end, or start, brought; their counts are in the engine's record. entry_ids: the chains of all sequences.
     """

@@ -99,7 +99,7 @@ def cached_entries(core: Core, e: int, chain_start: int, chain_length: int, prom
     for k in range(limit):
         if core.entry_references[e, core.entry_ids[chain_start + k]] < 0:
             return k
-    return limit
+    return int(limit)
 
 
 @jit
@@ -110,7 +110,7 @@ def claimable_blocks(core: Core, e: int, s: int, n_entries: int) -> int:
     for k in range(n_entries):
         if core.entry_references[e, core.entry_ids[start + k]] == 0:
             n_free += 1
-    return n_free * core.engines[e].entry_blocks
+    return int(n_free * core.engines[e].entry_blocks)
 
 
 @jit

@@ -77,7 +77,7 @@ def remove_loaded(core: Core, e: int, s: int) -> None:
 def growth_slot(core: Core, e: int, s: int) -> int:
     """Steps, modulo a block, in which a decoding sequence needs a new block."""
     sequence = core.sequences[s]
-    return (sequence.join_step - sequence.computed) % core.engines[e].block_tokens
+    return int((sequence.join_step - sequence.computed) % core.engines[e].block_tokens)
 
 
 @jit

@@ -60,13 +60,15 @@ def simulate(
     predicted_tokens: npt.ArrayLike,
     seed: int = 0,
     explore: float = 0.0,
+    macro_steps: bool = True,
 ) -> Simulated:
     """Run a trace under a policy.
 
     predicted_tokens: (n_requests,) predicted output lengths, or one for all. seed: of the decision's draws.
+    macro_steps: False takes every engine step singly; the result is the same, slower.
     """
     outcome = _new_outcome(len(trace))
-    return _run(trace, topology, slo, predicted_tokens, seed, explore, policy, outcome)
+    return _run(trace, topology, slo, predicted_tokens, seed, explore, policy, outcome, macro_steps)
 
 
 def replay(
@@ -87,8 +89,15 @@ def replay(
 
 
 def _new_outcome(n: int) -> Outcome:
-    ints = (np.zeros(n, np.int64) for _ in range(3))
-    return Outcome(*ints, np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, np.int64), np.ones(n))
+    return Outcome(
+        action=np.zeros(n, np.int64),
+        prefill=np.zeros(n, np.int64),
+        decode=np.zeros(n, np.int64),
+        first_token_s=np.full(n, np.nan),
+        finish_s=np.full(n, np.nan),
+        cached_tokens=np.zeros(n, np.int64),
+        propensity=np.ones(n),
+    )
 
 
 def _run(
@@ -100,6 +109,7 @@ def _run(
     explore: float,
     policy: Policy | None,
     outcome: Outcome,
+    macro_steps: bool = True,
 ) -> Simulated:
     _require_fits(trace, topology.profile)
     n = len(trace)
@@ -111,6 +121,7 @@ def _run(
         n_entries=int(trace.block_ids.max()) + 1 if len(trace.block_ids) else 0,
         entry_tokens=trace.hash_block_tokens,
         entry_ids=np.ascontiguousarray(trace.block_ids) if len(trace.block_ids) else None,
+        macro_steps=macro_steps,
     )
     load = Load(
         trace.arrival_s,

@@ -4,7 +4,7 @@ Events are arrivals (from the trace), legs that reach their engine, KV transfers
 heap) and the ends of engine steps. Equal times are taken in that order of creation, so a run is deterministic.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +110,7 @@ def _drop_first_event(state: State) -> None:
 
 
 @jit
-def _start(core: Core, state: State, e: int, now_s: float, handoff: Floats) -> None:
+def _start(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None:
     """Begin the engine's next step, if there is one, and the KV transfers that it schedules."""
     begun = begin_step(core, e, now_s)
     for k in range(core.engines[e].pulls):
@@ -121,7 +121,7 @@ def _start(core: Core, state: State, e: int, now_s: float, handoff: Floats) -> N
 
 
 @jit
-def _touch(core: Core, state: State, e: int, now_s: float, handoff: Floats) -> None:
+def _touch(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None:
     """Something has changed for an engine: start it if idle, else let its next step see it."""
     if core.engines[e].busy == 1:
         interrupt(core, e, now_s)
@@ -140,7 +140,7 @@ def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Fl
 
 
 @jit
-def _reserve(load: Load, fleet: Fleet, state: State, i: int, chosen: Decision, request: Request) -> None:
+def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, request: Request) -> None:
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
     fleet.decode_requests[d] += 1.0
@@ -166,7 +166,20 @@ def _make_sequence(core: Core, load: Load, i: int, s: int, kind: int) -> None:
 
 
 @jit
-def _arrive(core, load, outcome, fleet, state, i, n_prefill, policy, params, table, explore, cached):  # type: ignore[no-untyped-def]
+def _arrive(
+    core: Core,
+    load: Load,
+    outcome: Outcome,
+    fleet: Any,
+    state: State,
+    i: int,
+    n_prefill: int,
+    policy: int,
+    params: Any,
+    table: Table,
+    explore: float,
+    cached: Any,
+) -> int:
     """Decide for request i and reserve; returns the sequence of its first leg."""
     prefill_cached, decode_cached = cached
     if load.chain_length[i] > 0:
@@ -202,7 +215,9 @@ def _arrive(core, load, outcome, fleet, state, i, n_prefill, policy, params, tab
 
 
 @jit
-def _complete(core, load, outcome, fleet, state, e, n_prefill, overhead_s):  # type: ignore[no-untyped-def]
+def _complete(
+    core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, e: int, n_prefill: int, overhead_s: float
+) -> int:
     """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
     engine = core.engines[e]
     answered = 0
@@ -241,11 +256,26 @@ def _next_end(next_end_s: Floats) -> int:
 
 
 @jit
-def run(core, load, outcome, fleet, state, n_prefill, policy, params, table, explore, overhead_s, handoff, cached):  # type: ignore[no-untyped-def]
+def run(
+    core: Core,
+    load: Load,
+    outcome: Outcome,
+    fleet: Any,
+    state: State,
+    n_prefill: int,
+    policy: int,
+    params: Any,
+    table: Table,
+    explore: float,
+    overhead_s: float,
+    handoff: Any,
+    cached: Any,
+) -> int:
     """Run the whole load; returns how many requests were answered.
 
     core: new engines, prefill engines first. policy: a number of serve_table.decision, or FORCED with the choices
     in `outcome`. overhead_s: time that each leg spends outside its engine (router and HTTP). handoff: (2,).
+    cached: scratch arrays (n_prefill,) and (n_decode,), since compiled functions do not allocate.
     """
     n = len(load.arrival_s)
     arrived = 0
@@ -283,26 +313,21 @@ def run(core, load, outcome, fleet, state, n_prefill, policy, params, table, exp
     return answered
 
 
-def new_fleet(n_prefill: int, n_decode: int) -> Fleet:
-    """An idle fleet of live engines, as arrays."""
-    return Fleet(
-        np.zeros(n_prefill),
-        np.zeros(n_prefill),
-        np.ones(n_prefill),
-        np.zeros(n_decode),
-        np.zeros(n_decode),
-        np.zeros(n_decode),
-        np.ones(n_decode),
-    )
+def new_fleet(n_prefill: int, n_decode: int) -> Any:
+    """An idle `Fleet` of live engines, as arrays."""
+    prefill: list[Any] = [np.zeros(n_prefill), np.zeros(n_prefill), np.ones(n_prefill)]
+    decode: list[Any] = [np.zeros(n_decode), np.zeros(n_decode), np.zeros(n_decode), np.ones(n_decode)]
+    return Fleet(*prefill, *decode)
 
 
 def table_arrays(table: Table) -> Table:
     """The same table as arrays, for the compiled decision."""
-    return Table(
-        np.asarray(table.grid_scale, np.float64),  # type: ignore[arg-type]
-        np.asarray(table.grid_bins, np.int64),  # type: ignore[arg-type]
-        np.frombuffer(bytes(table.clusters), np.uint8),  # type: ignore[arg-type]
-        np.frombuffer(bytes(table.actions), np.uint8),  # type: ignore[arg-type]
-        np.asarray(table.prefill_edges_tokens, np.float64),  # type: ignore[arg-type]
-        np.asarray(table.decode_edges_requests, np.float64),  # type: ignore[arg-type]
-    )
+    columns: list[Any] = [
+        np.asarray(table.grid_scale, np.float64),
+        np.asarray(table.grid_bins, np.int64),
+        np.frombuffer(bytes(table.clusters), np.uint8),
+        np.frombuffer(bytes(table.actions), np.uint8),
+        np.asarray(table.prefill_edges_tokens, np.float64),
+        np.asarray(table.decode_edges_requests, np.float64),
+    ]
+    return Table(*columns)
