@@ -54,10 +54,10 @@ class Arrivals:
         # Operational time: one arrival a unit on average; phases then bend it into seconds.
         unit_times = np.cumsum(rng.gamma(shape, 1.0 / shape, n_requests))
         if self.bursts is None:
-            times_s = unit_times / requests_per_s
+            times_s: Floats = unit_times / requests_per_s
         else:
             times_s = _modulated(unit_times, self.bursts, requests_per_s, rng)
-        times_s = times_s - times_s[0]
+        times_s -= times_s[0]
         if n_requests > 1:
             times_s *= (n_requests - 1) / (times_s[-1] * requests_per_s)
         return times_s
