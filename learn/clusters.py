@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from serve_table.artifact import FEATURE_NAMES, MAX_CLUSTERS
 from serve_table.errors import ConfigError, JournalError

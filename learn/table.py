@@ -1,22 +1,45 @@
 """The compiled table: clusters and regimes as arrays that the router looks up, and the artifact around them."""
 
-from dataclasses import dataclass
+import hashlib
+import math
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from platform import python_version
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from learn.clusters import Clusters
+from learn.frame import CleanFrame
 from learn.grid import MAX_CELLS, Grid, choose_grid, fill_cells
+from learn.lengths import LengthQuantiles
 from learn.regimes import DEFAULT_SHAPE, MIN_ROWS, Regimes, cell_counts, fit_regimes, inherit
+from serve_table.artifact import (
+    FEATURE_NAMES,
+    FORMAT_VERSION,
+    MAX_BYTES,
+    Artifact,
+    Metadata,
+    Score,
+    SloMetadata,
+    validated,
+)
 from serve_table.decision import Table
+from serve_table.errors import ArtifactError
+from serve_table.policy import PlacementParams
+from serve_table.slo import SloTargets
+from serve_table.step_time import Handoff, StepTime
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 HELD_OUT_SHARE = 0.2
+MAX_DIGESTS = 64
+"""Segments beyond this number are named by one digest of all their digests, to keep the artifact small."""
+
+LIBRARIES = ("numpy", "pandas", "scikit-learn", "scipy", "numba", "optuna", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -96,3 +119,134 @@ def compile_table(
         agreement=float(np.mean(cell_clusters[cells] == labels)) if len(labels) else 1.0,
         held_out_agreement=float(np.mean(partial[cells[held_out]] == labels[held_out])) if n_held_out else None,
     )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Fitted constants of the engines. overhead_s: router and HTTP time of a leg."""
+
+    step_time: StepTime
+    handoff: Handoff
+    overhead_s: float
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """How the actions and the placement were found, and the held-out score of them and of every baseline."""
+
+    seed: int
+    sampler: str
+    search_jobs: int
+    trials: int
+    study: str
+    held_out: tuple[Score, ...]
+
+
+def build_artifact(
+    frame: CleanFrame,
+    compiled: CompiledTable,
+    actions: npt.ArrayLike,
+    placement: PlacementParams,
+    lengths: LengthQuantiles,
+    costs: Costs,
+    targets: SloTargets,
+    search: SearchRecord,
+    *,
+    workload: str,
+    prefill_engines: int,
+    decode_engines: int,
+) -> Artifact:
+    """The validated artifact of a training run; equal parts give equal bytes.
+
+    actions (compiled.n_actions,): those of inherited cells are replaced by `learn.regimes.inherit`. A percentile
+    of a score that is not finite becomes null. Raises ArtifactError where a part is not finite or does not fit,
+    and where the file would be too large.
+    """
+    given = np.asarray(actions)
+    if given.shape != (compiled.n_actions,):
+        raise ArtifactError(f"actions of shape {given.shape}: the table has {compiled.n_actions} cells")
+    if not np.isin(given, (0, 1)).all():
+        raise ArtifactError("actions must be 0 (local) or 1 (remote)")
+    last_time = float(frame.rows["time"].max())
+    metadata = Metadata(
+        format_version=FORMAT_VERSION,
+        feature_names=list(FEATURE_NAMES),
+        slo=[SloMetadata(*astuple(slo)) for slo in (targets.loose, targets.tight)],
+        cluster_kind=frame.cluster_kind,
+        dilation=_finite("the dilation", frame.dilation),
+        prefill_engines=prefill_engines,
+        decode_engines=decode_engines,
+        workload=workload,
+        journal_rows=len(frame),
+        journal_dropped=frame.report.counts(),
+        journal_digests=short_digests(frame.digests),
+        journal_last_time=last_time if math.isfinite(last_time) else None,
+        seed=search.seed,
+        sampler=search.sampler,
+        search_jobs=search.search_jobs,
+        trials=search.trials,
+        study=search.study,
+        table_agreement=_finite("the table's agreement", compiled.agreement),
+        held_out=[strict_score(score) for score in search.held_out],
+        library_versions={"python": python_version()} | {name: version(name) for name in LIBRARIES},
+    )
+    artifact = validated(Artifact(_arrays(compiled, given, placement, lengths, costs), metadata))
+    size_bytes = len(artifact.to_bytes())
+    if size_bytes > MAX_BYTES:
+        raise ArtifactError(
+            f"the artifact would have {size_bytes} bytes, at most {MAX_BYTES} are allowed: compile with fewer cells"
+        )
+    return artifact
+
+
+def _arrays(
+    compiled: CompiledTable,
+    actions: npt.NDArray[np.generic],
+    placement: PlacementParams,
+    lengths: LengthQuantiles,
+    costs: Costs,
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The arrays as `serve_table.artifact.ARRAYS` lists them."""
+    doubles = {
+        "grid_scale": compiled.grid.scale,
+        "prefill_edges_tokens": compiled.regimes.prefill_edges_tokens,
+        "decode_edges_requests": compiled.regimes.decode_edges_requests,
+        "placement": astuple(placement),
+        "length_scale": [lengths.scale],
+        "length_levels": lengths.levels,
+        "length_quantiles_tokens": lengths.quantiles_tokens,
+        "step_time": costs.step_time.as_list(),
+        "handoff": costs.handoff.as_list(),
+        "overhead_s": [costs.overhead_s],
+        "centres_tokens": compiled.clusters.centres_tokens,
+    }
+    return {
+        **{name: np.array(values, dtype=np.float64) for name, values in doubles.items()},
+        "grid_bins": np.array(compiled.grid.bins, dtype=np.int64),
+        "clusters": compiled.cell_clusters,
+        "actions": compiled.with_inherited(actions),
+        "inherited": compiled.inherited,
+        "counts": compiled.clusters.counts,
+    }
+
+
+def strict_score(score: Score) -> Score:
+    """The score as strict JSON can hold it: a missing percentile is null; goodput must be known."""
+    for name in ("goodput", "goodput_low", "goodput_high"):
+        _finite(f"{name} of {score.policy!r}", getattr(score, name))
+    percentiles = {name: getattr(score, name) for name in ("ttft_p90_s", "ttft_p99_s", "tpot_p90_s")}
+    known = {name: value if value is not None and math.isfinite(value) else None for name, value in percentiles.items()}
+    return msgspec.structs.replace(score, **known)
+
+
+def _finite(what: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ArtifactError(f"{what} is {value}: an artifact holds finite numbers only")
+    return float(value)
+
+
+def short_digests(digests: tuple[str, ...]) -> list[str]:
+    """The digests themselves, or one of them all where they are more than MAX_DIGESTS."""
+    if len(digests) <= MAX_DIGESTS:
+        return list(digests)
+    return [hashlib.sha256("".join(digests).encode()).hexdigest()]
