@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,14 @@ def test_the_package_list_is_the_folders_on_disk() -> None:
         assert (ROOT / name.replace(".", "/") / "__init__.py").is_file(), f"{name} has no __init__.py"
 
 
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, list[str]]:
+    """Import name to the installed distributions that bring it."""
+    return packages_distributions()
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_import_is_declared_in_the_right_extra(package: str) -> None:
-    distributions = packages_distributions()
+def test_every_import_is_declared_in_the_right_extra(package: str, distributions: Mapping[str, list[str]]) -> None:
     wrong = []
     for path in files(package):
         allowed = declared(*EXTRAS_OF_FILE.get(path, EXTRAS[package]))
