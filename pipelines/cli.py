@@ -1,7 +1,7 @@
 """The command `rutter`: one subcommand a module, imported only when it is chosen.
 
 Exit status: 0 done; 1 something failed, in one line on standard error; 2 a flag or setting is wrong;
-130 interrupted; 141 the reader of the output left. RUTTER_DEBUG=1 shows tracebacks.
+130 interrupted; 141 the reader of the output left; 143 terminated. RUTTER_DEBUG=1 shows tracebacks.
 """
 
 import argparse
@@ -10,18 +10,21 @@ import importlib
 import importlib.metadata
 import os
 import select
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Protocol, cast
 
 from serve_table.errors import ConfigError, RutterError
 
-OK, FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+OK, FAILED, USAGE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 0, 1, 2, 130, 141, 143
 OWN_PACKAGES = ("learn", "pipelines", "serve_table")
 ERROR_FOLDER = Path("build")
 
@@ -80,19 +83,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((command for command in COMMANDS if words and command.name == words[0]), None)
     try:
+        if threading.current_thread() is threading.main_thread():
+            # As an exception, so that a command stops what it started. The router has its own, gentler handler.
+            signal.signal(signal.SIGTERM, _terminate)
         if command is None:
             _overview().parse_args(words or ["--help"])
             return OK  # not reached: without a known command parse_args exits
         status = _run(command, words[1:])
         sys.stdout.flush()
         return status
+    except _TerminatedError:
+        return _say(f"terminated{_continues(command)}", TERMINATED)
+    except KeyboardInterrupt:
+        return _say(f"interrupted{_continues(command)}", INTERRUPTED)
     except SystemExit as exit_:  # argparse ends so after help, version and usage errors
         return exit_.code if isinstance(exit_.code, int) else OK if exit_.code is None else FAILED
-    except KeyboardInterrupt:
-        continues = "; the same command continues it" if command is not None and command.resumable else ""
-        return _say(f"interrupted{continues}", INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - the edge of the process
         return _fail(command, error)
+
+
+class _TerminatedError(SystemExit):
+    """SIGTERM arrived."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
+    raise _TerminatedError(TERMINATED)
+
+
+def _continues(command: Command | None) -> str:
+    return "; the same command continues it" if command is not None and command.resumable else ""
 
 
 def version() -> str:

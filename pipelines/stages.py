@@ -141,7 +141,10 @@ class Run:
         return None if stage is None else self._standing(stage.records.get(digest_of_config(canonical(config))))
 
     def finish(self, name: str, config: Mapping[str, object], outputs: Mapping[str, Path]) -> StageRecord:
-        """Record the stage as done with these files and folders; RunError where one does not exist."""
+        """Record the stage as done with these files and folders, which nothing may write to from now on.
+
+        RunError where one does not exist.
+        """
         text = canonical(config)
         record = StageRecord(text, time.time(), {key: self._output(path) for key, path in outputs.items()})
         state = self._read()

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,6 +147,34 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
         line = process.communicate(timeout=30)[1]
     assert line == b"rutter: the disk is full: free some space and run the same command again\n"
     assert process.returncode == cli.FAILED
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGTERM, cli.TERMINATED, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_stopped_command_cleans_up(number: signal.Signals, status: int, word: str) -> None:
+    program = """
+import signal, sys, time, types
+from pipelines import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+def run(args):
+    try:
+        print("started", flush=True)
+        time.sleep(30)
+    finally:
+        print("cleaned up")
+sys.modules["toy"] = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)
+cli.COMMANDS = (cli.Command("toy", "toy", "play"),)
+sys.exit(cli.main(["toy"]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=30) == (b"cleaned up\n", f"rutter: {word}\n".encode())
+    assert process.returncode == status
 
 
 HEAVY = ("httpx", "joblib", "learn", "matplotlib", "numba", "optuna", "pandas", "pyarrow", "scipy", "sklearn", "tqdm")
