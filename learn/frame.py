@@ -18,9 +18,10 @@ import pandas as pd
 
 from learn.drops import REASONS, DropReport, require_rows
 from serve_table.artifact import FEATURE_NAMES
-from serve_table.decision import ACTION_NAMES, Features, Fleet, Request, features_of
+from serve_table.decision import ACTION_NAMES, Features, features_of
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
+from serve_table.replay import request_and_fleet
 
 COLUMNS = {
     "request_id": "string",
@@ -97,39 +98,9 @@ class CleanFrame:
         )
 
 
-def decision_request(row: Row) -> Request:
-    """What the journaled decision knew of its request; the row must have a fleet."""
-    if row.fleet is None:
-        raise JournalError(f"row {row.request_id} has no fleet: no decision was made for it")
-    return Request(
-        row.prompt_tokens,
-        row.predicted_output_tokens,
-        row.slo_class,
-        row.fleet.prefill_cached_tokens,
-        row.fleet.decode_cached_tokens,
-        row.remote_allowed,
-    )
-
-
-def decision_fleet(row: Row) -> Fleet:
-    """The fleet as the journaled decision saw it; the row must have one."""
-    fleet = row.fleet
-    if fleet is None:
-        raise JournalError(f"row {row.request_id} has no fleet: no decision was made for it")
-    return Fleet(
-        fleet.prefill_requests,
-        fleet.prefill_tokens,
-        fleet.prefill_up,
-        fleet.decode_requests,
-        fleet.decode_tokens,
-        fleet.decode_prefill_tokens,
-        fleet.decode_up,
-    )
-
-
 def journaled_features(row: Row) -> Features:
-    """The features of a row by the router's own function."""
-    return features_of(decision_request(row), decision_fleet(row))
+    """The features of a row by the router's own function. Raises JournalError for a row without a decision."""
+    return features_of(*request_and_fleet(row))
 
 
 def clean(

@@ -16,8 +16,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_BLOCK_TOKENS = 64
-RUN_GAP_S = 30.0
-"""Rows whose routers started less than this apart are of one run; two starts of a router take longer."""
+RUN_GAP_S = 5.0
+"""Rows whose routers seem to have started less than this apart are of one run: small clock corrections are."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
     """The rows of one run, whatever became of the requests: an aborted answer counts with the tokens it had.
 
     Prompt lengths are those of usage, else as the decision knew them. Raises TraceError where no row is usable and
-    where rows are of several runs, cluster kinds, dilations or block sizes.
+    where rows are of several runs, cluster kinds or dilations.
     """
     left_out: Counter[str] = Counter()
     kept: dict[str, Row] = {}
@@ -59,7 +59,7 @@ def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
     used = sorted(kept.values(), key=lambda row: (row.arrival_s, row.request_id))
     require_one_run(used, name)
     prompts = np.array([prompt_tokens(row) for row in used], dtype=np.int64)
-    block_tokens = one_block_size(used, name)
+    block_tokens = block_size(used)
     chain_start, chain_length, block_ids = prefix_chains(used, prompts, block_tokens)
     prefill_engines = engine_names([row.executed_prefill_engine for row in used], [row.prefill_engines for row in used])
     decode_engines = engine_names([row.executed_decode_engine for row in used], [row.decode_engines for row in used])
@@ -145,12 +145,14 @@ def require_one_run(used: list[Row], name: str) -> None:
         raise TraceError(f"{name}: rows of {n_runs} router runs, whose times do not compare; give one run's journal")
 
 
-def one_block_size(used: list[Row], name: str) -> int:
-    """The block size of the prefix hashes, or the default where no row has any."""
-    sizes = {row.hash_block_tokens for row in used if row.prefix_hashes}
-    if len(sizes) > 1 or any(size < 1 for size in sizes):
-        raise TraceError(f"{name}: prefix hashes of blocks of {sorted(sizes)} tokens cannot be compared")
-    return sizes.pop() if sizes else DEFAULT_BLOCK_TOKENS
+def block_size(used: list[Row]) -> int:
+    """Tokens of a prefix block, the mean over all blocks of the rows, or the default where no row has any.
+
+    Blocks of text are so many bytes, and stand for slightly different numbers of tokens in each row.
+    """
+    n_blocks = sum(len(row.prefix_hashes) for row in used)
+    n_tokens = sum(len(row.prefix_hashes) * row.hash_block_tokens for row in used)
+    return max(round(n_tokens / n_blocks), 1) if n_blocks else DEFAULT_BLOCK_TOKENS
 
 
 def prefix_chains(used: list[Row], prompts: Ints, block_tokens: int) -> tuple[Ints, Ints, Ints]:
@@ -162,7 +164,9 @@ def prefix_chains(used: list[Row], prompts: Ints, block_tokens: int) -> tuple[In
     """
     n_rows = Counter(block_hash for row in used for block_hash in set(row.prefix_hashes))
     ids: dict[int, int] = {}
-    chain_start, chain_length, block_ids = [], [], []
+    chain_start: list[int] = []
+    chain_length: list[int] = []
+    block_ids: list[int] = []
     for row, prompt in zip(used, prompts.tolist(), strict=True):
         chain_start.append(len(block_ids))
         for block_hash in row.prefix_hashes[: prompt // block_tokens]:
@@ -189,6 +193,9 @@ def _indices(executed: list[str | None], names: tuple[str, ...]) -> Ints:
 def _notes(used: list[Row], left_out: Counter[str]) -> tuple[str, ...]:
     notes = [f"{count} journal rows left out: {reason}" for reason, count in left_out.items()]
     n_estimated = sum(row.usage_prompt_tokens is None and row.prompt_tokens_source == "bytes" for row in used)
+    sizes = sorted({row.hash_block_tokens for row in used if row.prefix_hashes})
+    if len(sizes) > 1:
+        notes.append(f"prefix blocks of {sizes[0]} to {sizes[-1]} tokens, all taken as {block_size(used)}")
     if n_estimated:
         notes.append(f"{n_estimated} prompt lengths estimated from bytes")
     return tuple(notes)
