@@ -7,6 +7,7 @@
     ├── TraceError           a workload trace that cannot be used
     ├── SearchError          a search that cannot give a result
     ├── ClusterError         a cluster that cannot be started, reached or stopped
+    ├── RequestError         a client's request that the router itself refuses
     ├── RunError             a run folder that cannot be used
     └── EngineError          one exchange with one engine failed
         ├── EngineUnreachableError    nothing was sent: another engine may be tried
@@ -47,6 +48,14 @@ class ClusterError(RutterError):
 
 class RunError(RutterError):
     """A run folder is in use, damaged or incomplete."""
+
+
+class RequestError(RutterError):
+    """The router itself answers a client's request, with this HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineError(RutterError):

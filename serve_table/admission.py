@@ -1,0 +1,132 @@
+"""Admission: from a body to its features, its decision, and the work reserved for it."""
+
+import logging
+import math
+from dataclasses import dataclass
+
+from serve_table.context import RouterContext
+from serve_table.decision import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request, least
+from serve_table.endpoints import Endpoint
+from serve_table.errors import ConfigError, RequestError
+from serve_table.fleet import Engine, Reservation
+from serve_table.prompt import Prompt, read_prompt
+from serve_table.record import Admission, Record, action_name
+from serve_table.request_body import Fields, expressible_as_handle, output_limit_tokens, read
+from serve_table.slo import SloTargets
+
+logger = logging.getLogger("rutter")
+
+SLO_CLASS_HEADER = b"x-rutter-slo-class"
+PREDICTION_HEADER = b"x-rutter-predicted-output-tokens"
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the operator's own headers say of a request."""
+
+    slo_class: int
+    predicted_output_tokens: float | None
+
+
+def read_hints(headers: list[tuple[bytes, bytes]], default_slo_class: int) -> Hints:
+    """RequestError for a value that means nothing."""
+    slo_class = default_slo_class
+    predicted = None
+    for name, value in headers:
+        text = value.decode("latin-1").strip()
+        if name == SLO_CLASS_HEADER:
+            try:
+                slo_class = SloTargets.index(text)
+            except ConfigError as error:
+                raise RequestError(400, f"header {SLO_CLASS_HEADER.decode()}: {error}") from error
+        elif name == PREDICTION_HEADER:
+            try:
+                predicted = float(text)
+            except ValueError:
+                predicted = math.nan
+            if not 0.0 < predicted < 1e9:
+                raise RequestError(400, f"header {PREDICTION_HEADER.decode()}: {text!r} is not a number of tokens")
+    return Hints(slo_class, predicted)
+
+
+@dataclass
+class Admitted:
+    """A request that has its engines. prompt is kept to learn the token ratio from its answer."""
+
+    prompt: Prompt
+    prefill: Engine | None
+    decode: Engine
+    reservation: Reservation
+
+
+def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, record: Record) -> Admitted:
+    """Measure, decide and reserve, without a pause between: simultaneous requests see each other's work."""
+    prompt = read_prompt(fields, endpoint)
+    identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
+    measured = context.prompts.measure(prompt, identity)
+    fleet = context.fleet.snapshot()
+
+    def cached_tokens(engine: Engine) -> float:
+        n_blocks = context.index.cached_blocks(engine.url, measured.block_hashes)
+        return float(min(n_blocks * measured.block_tokens, int(measured.tokens) - 1))
+
+    request = Request(
+        prompt_tokens=measured.tokens,
+        predicted_output_tokens=_predicted_tokens(context, endpoint, fields, hints, measured.tokens),
+        slo_class=hints.slo_class,
+        prefill_cached_tokens=[cached_tokens(engine) for engine in context.fleet.prefill],
+        decode_cached_tokens=[cached_tokens(engine) for engine in context.fleet.decode],
+        remote_allowed=endpoint.remote_allowed and prompt.plain and expressible_as_handle(fields),
+    )
+    rotation = context.next_rotation()
+    draws = Draws(*(context.rng.random() for _ in range(4)))
+    decision = _decide(context, request, fleet, rotation, draws)
+    if decision is None:
+        action, prefill_index, decode_index = LOCAL, NO_ENGINE, least(fleet.decode_requests, fleet.decode_up, rotation)
+    else:
+        action, prefill_index, decode_index = decision.action, decision.prefill, decision.decode
+    prefill = context.fleet.prefill[prefill_index] if prefill_index != NO_ENGINE else None
+    decode = context.fleet.decode[decode_index]
+    record.admission = Admission(
+        prompt=measured,
+        request=request,
+        fleet=fleet,
+        rotation=rotation,
+        draws=draws,
+        decision=decision,
+        action=action_name(action),
+        prefill_engine=prefill.url if prefill is not None else None,
+        decode_engine=decode.url,
+    )
+    reservation = Reservation(
+        prefill=prefill,
+        decode=decode,
+        committed_tokens=float(round(request.prompt_tokens + request.predicted_output_tokens)),
+        prefill_tokens=measured.tokens - (request.prefill_cached_tokens[prefill_index] if prefill is not None else 0.0),
+        local_tokens=measured.tokens - request.decode_cached_tokens[decode_index],
+    )
+    return Admitted(prompt, prefill, decode, reservation)
+
+
+def _predicted_tokens(
+    context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, prompt_tokens: float
+) -> float:
+    if hints.predicted_output_tokens is not None:
+        return hints.predicted_output_tokens
+    # Benchmarks set ignore_eos with the exact length as limit, which must not leak into the decision.
+    limit = None if read(fields, "ignore_eos", bool) else output_limit_tokens(fields, endpoint)
+    return context.predictor.predict(prompt_tokens, limit)
+
+
+def _decide(context: RouterContext, request: Request, fleet: Fleet, rotation: int, draws: Draws) -> Decision | None:
+    """The policy's decision; None, counted, where it failed: a fault there must not fail requests."""
+    began_s = context.clock()
+    policy = context.policy
+    try:
+        decision = policy.decide(request, fleet, rotation, context.config.explore, draws)
+    except Exception:
+        context.metrics.decision_errors.inc()
+        logger.exception("policy %s failed; the request goes local to the least loaded decode engine", policy.name)
+        return None
+    context.metrics.decision_time.observe(context.clock() - began_s)
+    return decision

@@ -1,0 +1,134 @@
+"""The fleet as the router knows it: which engines are up, and the work in flight on each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from serve_table.decision import NO_ENGINE, Fleet, least
+from serve_table.engine_client import EngineClient
+from serve_table.engine_response import EngineTimeouts
+
+Role = Literal["prefill", "decode"]
+
+
+class Engine:
+    """One engine. requests and the token counts are of work that this router sent and that is not over."""
+
+    def __init__(self, url: str, role: Role, timeouts: EngineTimeouts) -> None:
+        self.url = url
+        self.role = role
+        self.client = EngineClient(url, timeouts)
+        self.up = False
+        self.down_reason = "not probed yet"
+        self.failures = 0
+        """Failures since the last success; they lengthen the time that it stays out."""
+        self.requests = 0.0
+        self.tokens = 0.0
+        self.local_prefill_tokens = 0.0
+
+
+class EngineFleet:
+    """All engines of a router, in the order given, which is how decisions index them."""
+
+    def __init__(self, prefill_urls: Sequence[str], decode_urls: Sequence[str], timeouts: EngineTimeouts) -> None:
+        self.prefill = [Engine(url, "prefill", timeouts) for url in prefill_urls]
+        self.decode = [Engine(url, "decode", timeouts) for url in decode_urls]
+
+    @property
+    def engines(self) -> list[Engine]:
+        return self.prefill + self.decode
+
+    def snapshot(self) -> Fleet:
+        """The state that a decision reads.
+
+        Where no decode engine is up all of them are offered: trying one that was down a moment ago is better
+        than refusing everything.
+        """
+        last_resort = not any(engine.up for engine in self.decode)
+        return Fleet(
+            prefill_requests=[engine.requests for engine in self.prefill],
+            prefill_tokens=[engine.tokens for engine in self.prefill],
+            prefill_up=[1.0 if engine.up else 0.0 for engine in self.prefill],
+            decode_requests=[engine.requests for engine in self.decode],
+            decode_tokens=[engine.tokens for engine in self.decode],
+            decode_prefill_tokens=[engine.local_prefill_tokens for engine in self.decode],
+            decode_up=[1.0 if engine.up or last_resort else 0.0 for engine in self.decode],
+        )
+
+    def another_decode(self, tried: Sequence[Engine], rotation: int) -> Engine | None:
+        """The least loaded decode engine not tried yet, those that are up first; None if all were tried."""
+        load = [engine.requests for engine in self.decode]
+        for only_up in (True, False):
+            free = [float(engine not in tried and (engine.up or not only_up)) for engine in self.decode]
+            index = least(load, free, rotation)
+            if index != NO_ENGINE:
+                return self.decode[index]
+        return None
+
+
+@dataclass
+class Reservation:
+    """The work of one request on its engines, from the decision until `release`. Every step may be called twice.
+
+    Tokens are whole numbers, so that counters come back to exactly 0. committed_tokens: prompt and predicted
+    output. prefill_tokens: uncached prompt tokens of a remote prefill. local_tokens: uncached prompt tokens on
+    the decode engine; they count while it prefills.
+    """
+
+    prefill: Engine | None
+    decode: Engine | None
+    committed_tokens: float
+    prefill_tokens: float
+    local_tokens: float
+    _local_counted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prefill is not None:
+            self.prefill.requests += 1.0
+            self.prefill.tokens += self.prefill_tokens
+        if self.decode is not None:
+            self.decode.requests += 1.0
+            self.decode.tokens += self.committed_tokens
+        if self.prefill is None:
+            self.begin_local_prefill()
+
+    def prefill_returned(self) -> None:
+        """The prefill leg is over, well or not."""
+        engine, self.prefill = self.prefill, None
+        if engine is not None:
+            engine.requests -= 1.0
+            engine.tokens -= self.prefill_tokens
+
+    def begin_local_prefill(self) -> None:
+        """The decode engine prefills this request itself."""
+        if self.decode is not None and not self._local_counted:
+            self._local_counted = self.local_tokens
+            self.decode.local_prefill_tokens += self.local_tokens
+
+    def first_token(self) -> None:
+        """Its prefill, if it was local, is over."""
+        if self.decode is not None:
+            self.decode.local_prefill_tokens -= self._local_counted
+        self._local_counted = 0.0
+        self.local_tokens = 0.0
+
+    def move_to(self, decode: Engine) -> None:
+        """Another decode engine takes the request over."""
+        local = self._local_counted
+        if self.decode is not None:
+            self.decode.requests -= 1.0
+            self.decode.tokens -= self.committed_tokens
+            self.decode.local_prefill_tokens -= local
+        self.decode = decode
+        decode.requests += 1.0
+        decode.tokens += self.committed_tokens
+        decode.local_prefill_tokens += local
+
+    def release(self) -> None:
+        """The request is over."""
+        self.prefill_returned()
+        self.first_token()
+        engine, self.decode = self.decode, None
+        if engine is not None:
+            engine.requests -= 1.0
+            engine.tokens -= self.committed_tokens

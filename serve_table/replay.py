@@ -1,0 +1,40 @@
+"""Deciding again from a journal row: the proof that a row holds all that its decision saw."""
+
+from serve_table.decision import Decision, Draws, Fleet, Request
+from serve_table.errors import JournalError
+from serve_table.journal import Row
+from serve_table.policy import Policy
+
+
+def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
+    """What the decision saw. Raises JournalError for a row without a decision."""
+    seen = row.fleet
+    if seen is None:
+        raise JournalError(f"request {row.request_id}: it was refused before a decision, so nothing can be decided")
+    request = Request(
+        prompt_tokens=row.prompt_tokens,
+        predicted_output_tokens=row.predicted_output_tokens,
+        slo_class=row.slo_class,
+        prefill_cached_tokens=seen.prefill_cached_tokens,
+        decode_cached_tokens=seen.decode_cached_tokens,
+        remote_allowed=row.remote_allowed,
+    )
+    fleet = Fleet(
+        prefill_requests=seen.prefill_requests,
+        prefill_tokens=seen.prefill_tokens,
+        prefill_up=seen.prefill_up,
+        decode_requests=seen.decode_requests,
+        decode_tokens=seen.decode_tokens,
+        decode_prefill_tokens=seen.decode_prefill_tokens,
+        decode_up=seen.decode_up,
+    )
+    return request, fleet
+
+
+def redecide(row: Row, policy: Policy) -> Decision:
+    """Decide again as the router did. The same policy (compare `digest`) gives the journaled choice.
+
+    Raises JournalError for a row without a decision. Rows of reason `decision_error` took the safe route instead.
+    """
+    request, fleet = request_and_fleet(row)
+    return policy.decide(request, fleet, row.rotation, row.explore, Draws(*row.draws))
