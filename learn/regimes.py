@@ -49,10 +49,11 @@ def pressure_edges(pressure: Floats, n_regimes: int) -> tuple[float, ...]:
     known = pressure[np.isfinite(pressure)]
     if n_regimes <= 1 or len(known) == 0:
         return ()
-    edges = np.unique(np.quantile(known, np.arange(1, n_regimes) / n_regimes))
+    # "higher" makes every border a journaled value, so that the regime above it has that row at least.
+    edges = np.unique(np.quantile(known, np.arange(1, n_regimes) / n_regimes, method="higher"))
     above = known[known > known.min()]
     if len(above) and (len(edges) < n_regimes - 1 or edges[0] <= known.min()):
-        edges = np.unique(np.quantile(above, np.arange(n_regimes - 1) / (n_regimes - 1)))
+        edges = np.unique(np.quantile(above, np.arange(n_regimes - 1) / (n_regimes - 1), method="higher"))
     return tuple(float(edge) for edge in edges if edge > max(known.min(), 0.0))
 
 
