@@ -29,8 +29,8 @@ class Delta(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
 
     @property
     def has_text(self) -> bool:
@@ -40,7 +40,7 @@ class Delta(msgspec.Struct):
             or self.reasoning
             or self.refusal
             or self.tool_calls
-            or (self.function_call is not None and bytes(self.function_call) != b"null")
+            or self.function_call
         )
 
 

@@ -33,9 +33,7 @@ async def pass_to_decode(
             if engine is None:
                 raise RequestError(503, "no decode engine can be reached")
             try:
-                response = await engine.client.request(
-                    scope["method"], path, sent_headers, body, context.config.timeouts
-                )
+                response = await engine.client.request(method, path, sent_headers, body, timeouts)
                 try:
                     content = await response.body()
                 finally:

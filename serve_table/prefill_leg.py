@@ -22,7 +22,7 @@ class PrefillAnswer:
 
 
 class _Answer(msgspec.Struct):
-    kv_transfer_params: msgspec.Raw | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
     usage: Usage | None = None
 
 
@@ -41,8 +41,7 @@ async def run_prefill(
         answer = msgspec.json.decode(content, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineProtocolError(f"{engine.url} answered a prefill with something else than JSON: {error}") from error
-    handle = answer.kv_transfer_params
-    if handle is not None and bytes(handle)[:1] != b"{":
-        handle = None
+    given = answer.kv_transfer_params
+    handle = given if bytes(given)[:1] == b"{" else None
     details = answer.usage.prompt_tokens_details if answer.usage is not None else None
     return PrefillAnswer(200, response.headers, content, handle, details.cached_tokens if details else None)

@@ -89,9 +89,6 @@ class Record:
             policy_digest=context.policy.digest,
             explore=context.config.explore,
             slo_class=self.slo_class,
-            hash_block_tokens=self.admission.prompt.block_tokens
-            if self.admission
-            else context.config.hash_block_tokens,
             prefill_engines=list(context.config.prefill_urls),
             decode_engines=list(context.config.decode_urls),
             **_admission_columns(self.admission, context.config.hash_block_tokens),  # type: ignore[arg-type]

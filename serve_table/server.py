@@ -17,7 +17,7 @@ import uvicorn
 from serve_table.artifact import Artifact, load
 from serve_table.context import CLUSTER_KINDS, RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
-from serve_table.errors import ArtifactError, ConfigError, RutterError
+from serve_table.errors import ConfigError, RutterError
 from serve_table.features import FileTokenizer
 from serve_table.health import ProbePolicy
 from serve_table.policy import POLICIES, policy
@@ -61,14 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 0 after a clean end, 2 for flags that cannot be, 1 where it cannot start."""
-    try:
-        router = build_router(args)
-        with listening_socket(args.host, args.port) as listener:
-            return serve(router, listener, args)
-    except RutterError as error:
-        sys.stderr.write(f"rutter serve: {error}\n")
-        return 2 if isinstance(error, ConfigError | ArtifactError) else 1
+    """Serve until a signal; 0 after a clean end. Raises RutterError where it cannot start, ConfigError for flags."""
+    router = build_router(args)
+    with listening_socket(args.host, args.port) as listener:
+        return serve(router, listener, args)
 
 
 def build_router(args: argparse.Namespace) -> Router:
