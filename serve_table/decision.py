@@ -333,21 +333,35 @@ def marginal_decode(fleet: Fleet, params: Sequence[float], request: Request, rot
     return best
 
 
-def place_prefill(fleet: Fleet, params: Sequence[float], request: Request, rotation: int) -> int:
-    """Prefill engine of least weighted load.
+def prefill_load(fleet: Fleet, params: Sequence[float], request: Request, i: int) -> float:
+    """Weighted load of a prefill engine as the table's placement sees it.
 
-    params (7,), the table's placement, all per 1,000 tokens but [0] and [3]: prefill engine [0] request, [1]
-    pending token, [2] token of this prompt not cached there; decode engine [3] request, [4] committed token,
-    [5] pending local prefill token, [6] token of this prompt not cached there (counts for local only).
+    params (7,), all per 1,000 tokens but [0] and [3]: prefill engine [0] request, [1] pending token, [2] token of
+    this prompt not cached there; decode engine [3] request, [4] committed token, [5] pending local prefill token,
+    [6] token of this prompt not cached there (counts for local only). Tokens that every engine would have to
+    compute are left out: they change no choice.
     """
+    tokens = params[1] * fleet.prefill_tokens[i] - params[2] * request.prefill_cached_tokens[i]
+    return params[0] * fleet.prefill_requests[i] + 0.001 * tokens
+
+
+def decode_load(fleet: Fleet, params: Sequence[float], request: Request, action: int, i: int) -> float:
+    """Weighted load of a decode engine; params as `prefill_load`."""
+    tokens = params[4] * fleet.decode_tokens[i] + params[5] * fleet.decode_prefill_tokens[i]
+    if action == LOCAL:
+        tokens -= params[6] * request.decode_cached_tokens[i]
+    return params[3] * fleet.decode_requests[i] + 0.001 * tokens
+
+
+def place_prefill(fleet: Fleet, params: Sequence[float], request: Request, rotation: int) -> int:
+    """Prefill engine of least `prefill_load`."""
     n = len(fleet.prefill_up)
     best = NO_ENGINE
     best_load = 0.0
     for k in range(n):
         i = (rotation + k) % n
         if fleet.prefill_up[i] > 0.0:
-            tokens = params[1] * fleet.prefill_tokens[i] - params[2] * request.prefill_cached_tokens[i]
-            load = params[0] * fleet.prefill_requests[i] + 0.001 * tokens
+            load = prefill_load(fleet, params, request, i)
             if best == NO_ENGINE or load < best_load:
                 best = i
                 best_load = load
@@ -355,17 +369,14 @@ def place_prefill(fleet: Fleet, params: Sequence[float], request: Request, rotat
 
 
 def place_decode(fleet: Fleet, params: Sequence[float], request: Request, action: int, rotation: int) -> int:
-    """Decode engine of least weighted load; params as `place_prefill`."""
+    """Decode engine of least `decode_load`."""
     n = len(fleet.decode_up)
-    cached_weight = params[6] if action == LOCAL else 0.0
     best = NO_ENGINE
     best_load = 0.0
     for k in range(n):
         i = (rotation + k) % n
         if fleet.decode_up[i] > 0.0:
-            tokens = params[4] * fleet.decode_tokens[i] + params[5] * fleet.decode_prefill_tokens[i]
-            tokens -= cached_weight * request.decode_cached_tokens[i]
-            load = params[3] * fleet.decode_requests[i] + 0.001 * tokens
+            load = decode_load(fleet, params, request, action, i)
             if best == NO_ENGINE or load < best_load:
                 best = i
                 best_load = load
