@@ -4,6 +4,7 @@ Replay, rather than regression on single rows, because a journaled time is mostl
 only through the whole of the load.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,18 +53,16 @@ class CostFit:
         ]
 
 
-def fit_costs(journal: JournalTrace, profile: HardwareProfile, slo: SloTargets) -> CostFit:
-    """Fit four factors over the profile: decode step, prefill tokens, hand-off, and the overhead of a leg.
+def fit_costs(journals: Sequence[JournalTrace], profile: HardwareProfile, slo: SloTargets) -> CostFit:
+    """Fit four factors over the profile to one or more runs: decode step, prefill tokens, hand-off, a leg's overhead.
 
     The error of a row is the capped absolute log ratio of simulated to measured TTFT, and of TPOT.
     """
 
     def errors(vector: Floats) -> tuple[Floats, Floats]:
-        topology = _topology(journal, profile, costs_of(vector, profile))
-        run = replay(
-            journal.trace, topology, slo, journal.predicted_tokens, journal.action, journal.prefill, journal.decode
-        )
-        return _log_ratio(run.ttft_s, journal.ttft_s), _log_ratio(run.tpot_s, journal.tpot_s)
+        costs = costs_of(vector, profile)
+        pairs = [_run_errors(journal, _topology(journal, profile, costs), slo) for journal in journals]
+        return np.concatenate([ttft for ttft, _ in pairs]), np.concatenate([tpot for _, tpot in pairs])
 
     def loss(vector: Floats) -> float:
         ttft, tpot = errors(vector)
@@ -85,8 +84,16 @@ def fit_costs(journal: JournalTrace, profile: HardwareProfile, slo: SloTargets) 
         ttft_error=_median_error(after[0]),
         tpot_error_before=_median_error(before[1]),
         tpot_error=_median_error(after[1]),
-        rows=len(journal.trace),
+        rows=sum(len(journal.trace) for journal in journals),
     )
+
+
+def _run_errors(journal: JournalTrace, topology: Topology, slo: SloTargets) -> tuple[Floats, Floats]:
+    """Log ratios of simulated to measured TTFT and TPOT of one run's rows."""
+    run = replay(
+        journal.trace, topology, slo, journal.predicted_tokens, journal.action, journal.prefill, journal.decode
+    )
+    return _log_ratio(run.ttft_s, journal.ttft_s), _log_ratio(run.tpot_s, journal.tpot_s)
 
 
 def costs_of(vector: Floats, profile: HardwareProfile) -> Costs:

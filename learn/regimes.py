@@ -1,19 +1,16 @@
-"""Load regimes: borders in the journaled pressures, the rows of each cell, and what cells without rows inherit."""
+"""Load regimes: borders in the journaled pressures, and the rows of each cell."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from serve_table.decision import LOCAL, REMOTE
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 DEFAULT_SHAPE = (3, 3)
 MIN_ROWS = 20
-"""A cell with fewer rows of its own takes its action from its cluster."""
+"""A cell with fewer rows is marked as inherited: its action follows from its cluster's rule alone."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,3 @@ def pressure_edges(pressure: Floats, n_regimes: int) -> tuple[float, ...]:
 def cell_counts(labels: Ints, regimes: Ints, n_clusters: int, n_regimes: int) -> Ints:
     """Rows of every cell, flat (n_clusters * n_regimes,), from clusters and regimes of the rows (n_rows,)."""
     return np.bincount(labels * n_regimes + regimes, minlength=n_clusters * n_regimes).astype(np.int64)
-
-
-def inherit(actions: Bytes, inherited: Bytes, counts: Ints, n_regimes: int) -> Bytes:
-    """The actions (n_cells,) with those of inherited cells (1 in inherited) replaced by a documented fallback.
-
-    An inherited cell takes the action of most rows in its cluster's other cells; where the whole cluster is
-    inherited, of most rows in all other cells; where all are, or rows are equally many, REMOTE.
-    """
-    own = inherited.reshape(-1, n_regimes) == 0
-    rows = np.where(own, counts.reshape(-1, n_regimes), 0)
-    votes = np.where(actions.reshape(-1, n_regimes) == LOCAL, rows, -rows)
-    of_all = LOCAL if votes.sum() > 0 else REMOTE
-    of_cluster = np.where(own.any(axis=1), np.where(votes.sum(axis=1) > 0, LOCAL, REMOTE), of_all)
-    filled = np.where(own, actions.reshape(-1, n_regimes), of_cluster[:, None])
-    return filled.ravel().astype(np.uint8)

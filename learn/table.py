@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from platform import python_version
 
@@ -14,7 +14,7 @@ from learn.clusters import Clusters
 from learn.frame import CleanFrame
 from learn.grid import MAX_CELLS, Grid, choose_grid, fill_cells
 from learn.lengths import LengthQuantiles
-from learn.regimes import DEFAULT_SHAPE, MIN_ROWS, Regimes, cell_counts, fit_regimes, inherit
+from learn.regimes import DEFAULT_SHAPE, MIN_ROWS, Regimes, cell_counts, fit_regimes
 from serve_table.artifact import (
     FEATURE_NAMES,
     FORMAT_VERSION,
@@ -66,17 +66,13 @@ class CompiledTable:
         """Number of (cluster, regime) cells."""
         return len(self.inherited)
 
-    def with_inherited(self, actions: npt.ArrayLike) -> Bytes:
-        """Actions (n_actions,) with the fallback of `learn.regimes.inherit` where a cell has too few rows."""
-        return inherit(np.asarray(actions, dtype=np.uint8), self.inherited, self.counts, len(self.regimes))
-
     def decision_table(self, actions: npt.ArrayLike) -> Table:
-        """The router's table with these actions (n_actions,), inherited cells filled in."""
+        """The router's table with these actions (n_actions,)."""
         return Table(
             grid_scale=list(self.grid.scale),
             grid_bins=list(self.grid.bins),
             clusters=self.cell_clusters.tobytes(),
-            actions=self.with_inherited(actions).tobytes(),
+            actions=np.asarray(actions, dtype=np.uint8).tobytes(),
             prefill_edges_tokens=self.regimes.prefill_edges_tokens,
             decode_edges_requests=self.regimes.decode_edges_requests,
         )
@@ -121,6 +117,14 @@ def compile_table(
     )
 
 
+def with_regimes(
+    compiled: CompiledTable, regimes: Regimes, pressures: Floats, min_rows: int = MIN_ROWS
+) -> CompiledTable:
+    """The same table under other regimes, its cells counted anew from the rows' pressures (n_rows, 2)."""
+    counts = cell_counts(compiled.clusters.labels, regimes.of(pressures), len(compiled.clusters), len(regimes))
+    return replace(compiled, regimes=regimes, counts=counts, inherited=(counts < min_rows).astype(np.uint8))
+
+
 @dataclass(frozen=True)
 class Costs:
     """Fitted constants of the engines. overhead_s: router and HTTP time of a leg."""
@@ -158,8 +162,8 @@ def build_artifact(
 ) -> Artifact:
     """The validated artifact of a training run; equal parts give equal bytes.
 
-    actions (compiled.n_actions,): those of inherited cells are replaced by `learn.regimes.inherit`. A percentile
-    of a score that is not finite becomes null. Raises ArtifactError where a part is not finite or does not fit,
+    actions (compiled.n_actions,): of every cell, inherited ones too. A percentile of a score that is not finite
+    becomes null. Raises ArtifactError where a part is not finite or does not fit,
     and where the file would be too large.
     """
     given = np.asarray(actions)
@@ -224,7 +228,7 @@ def _arrays(
         **{name: np.array(values, dtype=np.float64) for name, values in doubles.items()},
         "grid_bins": np.array(compiled.grid.bins, dtype=np.int64),
         "clusters": compiled.cell_clusters,
-        "actions": compiled.with_inherited(actions),
+        "actions": actions.astype(np.uint8),
         "inherited": compiled.inherited,
         "counts": compiled.clusters.counts,
     }

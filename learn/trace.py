@@ -1,5 +1,6 @@
 """A trace: what arrives when. Workloads make them, importers read them, journals give them back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,3 +76,33 @@ class Trace:
             chain_start=self.chain_start[part],
             chain_length=self.chain_length[part],
         )
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """Traces one after the other, each a mean gap after the last, with prefixes of their own."""
+    if len(traces) == 1:
+        return traces[0]
+    if len({trace.hash_block_tokens for trace in traces}) > 1:
+        raise TraceError("traces with prefix blocks of different sizes cannot be joined")
+    start_s, n_ids, n_blocks = 0.0, 0, 0
+    arrivals, chain_starts, block_ids = [], [], []
+    for trace in traces:
+        arrivals.append(trace.arrival_s + start_s)
+        chain_starts.append(trace.chain_start + n_blocks)
+        block_ids.append(trace.block_ids + n_ids)
+        span_s = float(trace.arrival_s[-1]) if len(trace) else 0.0
+        start_s += span_s + (span_s / (len(trace) - 1) if len(trace) > 1 else 0.0)
+        n_blocks += len(trace.block_ids)
+        n_ids += int(trace.block_ids.max()) + 1 if len(trace.block_ids) else 0
+    return Trace(
+        name=traces[0].name,
+        arrival_s=np.concatenate(arrivals),
+        prompt_tokens=np.concatenate([trace.prompt_tokens for trace in traces]),
+        output_tokens=np.concatenate([trace.output_tokens for trace in traces]),
+        slo_class=np.concatenate([trace.slo_class for trace in traces]),
+        chain_start=np.concatenate(chain_starts),
+        chain_length=np.concatenate([trace.chain_length for trace in traces]),
+        block_ids=np.concatenate(block_ids),
+        hash_block_tokens=traces[0].hash_block_tokens,
+        notes=tuple(note for trace in traces for note in trace.notes),
+    )

@@ -107,7 +107,7 @@ class Artifact:
     """Arrays as `ARRAYS` lists them, and their metadata. Build through `validated`, which raises ArtifactError.
 
     clusters and actions as in `decision.Table`; inherited (n_clusters * n_regimes,): 1 where a cell had too few
-    rows and took its action from its cluster or from all rows. placement (7,): params of the table policy.
+    journal rows, so that its action follows from its cluster's rule alone. placement (7,): params of the table policy.
     length_quantiles_tokens (n_bins, n_levels). overhead_s (1,): router and HTTP time of a leg. centres_tokens
     (n_clusters, 5) in the order of FEATURE_NAMES. counts (n_clusters,).
     """

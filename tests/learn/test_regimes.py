@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learn.regimes import Regimes, cell_counts, fit_regimes, inherit, pressure_edges
+from learn.regimes import Regimes, cell_counts, fit_regimes, pressure_edges
 from serve_table.artifact import empty_table
-from serve_table.decision import LOCAL, REMOTE, Features, regime_of
+from serve_table.decision import Features, regime_of
 
 PRESSURE = st.one_of(st.floats(-10.0, 1e12), st.sampled_from([0.0, 1.0, 2.0, 5.0, float("nan"), float("inf")]))
 
@@ -68,17 +68,3 @@ def test_shape_of_both_pools() -> None:
 def test_rows_are_counted_by_cell() -> None:
     counts = cell_counts(np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1]), 2, 3)
     assert counts.tolist() == [1, 0, 1, 0, 2, 0]
-
-
-def test_inherited_cells_take_their_cluster_s_action_then_that_of_all_then_remote() -> None:
-    counts = np.array([30, 50, 2, 40, 60, 1, 1, 2, 3])
-    inherited = np.array([0, 0, 1, 0, 0, 1, 1, 1, 1], dtype=np.uint8)
-    actions = np.array([LOCAL, REMOTE, LOCAL, REMOTE, LOCAL, REMOTE, REMOTE, REMOTE, REMOTE], dtype=np.uint8)
-    filled = inherit(actions, inherited, counts, 3)
-    # Rows: 50 remote beat 30 local; 60 local beat 40 remote; over all, 90 of each: a tie is remote.
-    assert filled.tolist() == [LOCAL, REMOTE, REMOTE, REMOTE, LOCAL, LOCAL, REMOTE, REMOTE, REMOTE]
-    assert inherit(filled, inherited, counts, 3).tolist() == filled.tolist()
-    counts[0] = 31
-    assert inherit(actions, inherited, counts, 3)[6:].tolist() == [LOCAL] * 3
-    everything = np.ones(9, dtype=np.uint8)
-    assert inherit(actions, everything, counts, 3).tolist() == [REMOTE] * 9

@@ -17,8 +17,8 @@ from learn.clusters import fit_clusters
 from learn.frame import CleanFrame, clean, clean_journal
 from learn.grid import LADDER, Grid, candidate_bins, choose_grid
 from learn.lengths import fit_lengths
-from learn.regimes import MIN_ROWS
-from learn.table import MAX_DIGESTS, CompiledTable, Costs, SearchRecord, build_artifact, compile_table
+from learn.regimes import MIN_ROWS, Regimes
+from learn.table import MAX_DIGESTS, CompiledTable, Costs, SearchRecord, build_artifact, compile_table, with_regimes
 from serve_table.artifact import MAX_BYTES, Artifact, Score, load, parse, save
 from serve_table.decision import LOCAL, REMOTE, Draws, Features, Fleet, Request, cluster_of, regime_of
 from serve_table.errors import ArtifactError
@@ -139,7 +139,7 @@ def test_grid_choice_repeats() -> None:
     assert choose_grid(frame.features(), compiled.clusters, seed=3) == first
 
 
-def test_inherited_cells_are_marked_and_filled() -> None:
+def test_cells_with_few_rows_are_marked_as_inherited() -> None:
     frame, compiled = varied_table()
     regimes = compiled.regimes.of(frame.pressures())
     rows = np.zeros(compiled.n_actions, dtype=int)
@@ -148,7 +148,13 @@ def test_inherited_cells_are_marked_and_filled() -> None:
     assert compiled.inherited.tolist() == [int(count < MIN_ROWS) for count in rows]
     strict = compiled_of(frame, min_rows=10_000)
     assert strict.inherited.tolist() == [1] * strict.n_actions
-    assert set(strict.decision_table([LOCAL] * strict.n_actions).actions) == {REMOTE}
+
+
+def test_other_regimes_count_the_cells_anew() -> None:
+    frame, compiled = varied_table()
+    one_regime = with_regimes(compiled, Regimes((), ()), frame.pressures())
+    assert one_regime.counts.tolist() == np.bincount(compiled.clusters.labels).tolist()
+    assert one_regime.n_actions == len(compiled.clusters)
 
 
 def test_artifact_holds_the_parts_and_is_the_same_again(tmp_path: Path) -> None:
