@@ -1,5 +1,7 @@
 """Known truths of the synthetic workloads: rates, burstiness, lengths, classes, shared prefixes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -161,3 +163,20 @@ def test_bad_arguments_are_named(arguments, message):
 def test_a_share_beyond_one_is_refused():
     with pytest.raises(ConfigError, match="between 0 and 1"):
         draw_slo_classes(3, 30.0, np.random.default_rng(0))
+
+
+def test_the_table_in_data_readme_is_that_of_the_code():
+    text = (Path(__file__).resolve().parents[2] / "data" / "README.md").read_text()
+    rows = {line.split("|")[1].strip().strip("`"): line for line in text.splitlines() if line.startswith("| `")}
+    for name, workload in WORKLOADS.items():
+        if workload.conversations is not None:
+            spec = workload.conversations
+            laws = (spec.message_tokens, spec.answer_tokens)
+            assert f"{spec.turns_low} to {spec.turns_high} turns" in rows[name]
+        elif len(workload.parts) == 1:
+            laws = (workload.parts[0].prompt_tokens, workload.parts[0].output_tokens)
+        else:
+            laws = ()
+            assert all(f"{part.share:.0%}".replace("%", " %") in rows[name] for part in workload.parts)
+        for law in laws:
+            assert f"{law.median:,}; {law.low:,} to {law.high:,}" in rows[name]
