@@ -164,7 +164,9 @@ def chat_event(delta: dict[str, Any], finish: str | None = None) -> bytes:
 
 
 def text_event(text: str, finish: str | None = None) -> bytes:
-    return sse({"id": "c", "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": finish}]})
+    return sse(
+        {"id": "c", "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+    )
 
 
 def usage_event(usage: dict[str, Any] = USAGE) -> bytes:

@@ -11,7 +11,9 @@ from stub_engines import DONE, HANDLE, chat_stream, decode_engine, prefill_engin
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_remote_request_makes_both_legs_and_one_row(tmp_path: Path, path: str, stream: bool) -> None:
-    body = chat_body(stream=stream) if path == CHAT else {"model": "m", "prompt": "Hello there. " * 30, "stream": stream}
+    body = (
+        chat_body(stream=stream) if path == CHAT else {"model": "m", "prompt": "Hello there. " * 30, "stream": stream}
+    )
     async with running(prefill_engine, decode_engine) as (p, d), router_bench(tmp_path, [p], [d]) as bench:
         response = await bench.client.post(path, json=body, headers={"x-request-id": "mine"})
         row = await bench.row()
