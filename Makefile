@@ -4,8 +4,9 @@
 #   make test                     the tests, with coverage
 #   make check                    all that must pass before a change lands
 #
-# Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), POLICY=... and
-# ARTIFACT=... (serve), RUN=NAME (a run of its own under build/runs), PYTHON=/path/to/python3.11.
+# Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), PREFILL="URL ...",
+# DECODE="URL ...", POLICY=... and ARTIFACT=... (serve), CLUSTER=KIND (cluster-up), RUN=NAME (a run of its own under
+# build/runs), PYTHON=/path/to/python3.11.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,7 +41,7 @@ export: venv
 	$(RUTTER) export $(RUN_ARGS) $(ARGS)
 
 serve: venv
-	$(RUTTER) serve $(if $(POLICY),--policy $(POLICY)) $(if $(ARTIFACT),--artifact $(ARTIFACT)) $(ARGS)
+	$(RUTTER) serve $(if $(PREFILL),--prefill $(PREFILL)) $(if $(DECODE),--decode $(DECODE)) $(if $(POLICY),--policy $(POLICY)) $(if $(ARTIFACT),--artifact $(ARTIFACT)) $(ARGS)
 
 workload: venv
 	$(RUTTER) workload $(TRACE) $(ARGS)

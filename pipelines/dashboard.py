@@ -6,6 +6,7 @@ from pathlib import Path
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from learn.study import FileLock
 from pipelines.stages import Run, add_run_arguments, run_from
 from serve_table.errors import ConfigError, RunError
 
@@ -51,4 +52,6 @@ def opened(storage: str) -> str | JournalStorage:
         raise ConfigError(f"--storage {storage}: no such file; give a URL like sqlite:///study.db or a journal file")
     if path.suffix in DATABASE_SUFFIXES:
         return f"sqlite:///{path}"
-    return JournalStorage(JournalFileBackend(storage))
+    # The search's own lock: Optuna's default one would take the search's lock file for a lock that is held.
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    return JournalStorage(JournalFileBackend(storage, lock_obj=lock))  # type: ignore[arg-type]

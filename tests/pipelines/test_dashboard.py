@@ -6,6 +6,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from learn.study import StoredStudy
 from pipelines.dashboard import newest_study, opened
 from pipelines.stages import Run
 from serve_table.errors import ConfigError, RunError
@@ -26,10 +27,11 @@ def test_the_newest_study_of_the_run_is_opened(tmp_path: Path) -> None:
 
 def test_journals_databases_and_urls(tmp_path: Path) -> None:
     path = tmp_path / "study.jsonl"
-    writer = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    optuna.create_study(storage=writer, study_name="search")
+    StoredStudy(path, "search")
     storage = opened(str(path))
     assert optuna.get_all_study_names(storage) == ["search"]
+    optuna.delete_study(storage=storage, study_name="search")
+    assert optuna.get_all_study_names(opened(str(path))) == []
     assert opened("mysql://host/studies") == "mysql://host/studies"
     (tmp_path / "study.db").write_text("")
     assert opened(str(tmp_path / "study.db")) == f"sqlite:///{tmp_path / 'study.db'}"
