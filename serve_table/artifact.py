@@ -1,5 +1,6 @@
 """The artifact: one safetensors file of arrays and strict-JSON metadata. No pickle, at most 64 KiB."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -310,7 +311,10 @@ def load(path: Path) -> Artifact:
 
 def save(artifact: Artifact, path: Path) -> None:
     """Write atomically: the previous file stays until the new one is whole on disk."""
-    content = validated(artifact).to_bytes()
+    try:
+        content = validated(artifact).to_bytes()
+    except ValueError as error:
+        raise ArtifactError(f"the artifact's metadata cannot be written: {error}") from error
     if len(content) > MAX_BYTES:
         raise ArtifactError(f"the artifact would have {len(content)} bytes, at most {MAX_BYTES} are allowed")
     write_atomically(path, content)
@@ -326,7 +330,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise ArtifactError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -25,6 +25,8 @@ from serve_table.step_time import A40_3B
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+PATIENT = EngineTimeouts(connect_s=2.0, first_byte_s=2.0, gap_s=2.0)
+
 
 def chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "Tell me a story. " * 10}], **fields}
@@ -75,7 +77,7 @@ async def router_bench(
     prefill: Sequence[StubEngine] = (),
     decode: Sequence[StubEngine] = (),
     chosen: Policy | str = "round_robin",
-    timeouts: EngineTimeouts = EngineTimeouts(connect_s=2.0, first_byte_s=2.0, gap_s=2.0),
+    timeouts: EngineTimeouts = PATIENT,
     **config: Any,
 ) -> AsyncIterator[Bench]:
     config.setdefault("probes", ProbePolicy(interval_s=0.05))

@@ -109,15 +109,17 @@ FAILING_PREFILLS = {
 
 @pytest.mark.parametrize("kind", [*FAILING_PREFILLS, "unreachable"])
 async def test_f03_failed_prefill_falls_back_to_decode_alone(tmp_path: Path, kind: str) -> None:
-    async with running(FAILING_PREFILLS.get(kind, prefill_engine), decode_engine) as (p, d):
-        async with router_bench(tmp_path, [p], [d], timeouts=SHORT, probes=NEVER) as bench:
-            if kind == "unreachable":
-                await p.stop()
-            response = await bench.client.post(CHAT, json=chat_body())
-            assert response.status_code == 200
-            row = await bench.row()
-            assert bench.context.fleet.prefill[0].up is (kind == "no_handle")
-            assert bench.idle()
+    async with (
+        running(FAILING_PREFILLS.get(kind, prefill_engine), decode_engine) as (p, d),
+        router_bench(tmp_path, [p], [d], timeouts=SHORT, probes=NEVER) as bench,
+    ):
+        if kind == "unreachable":
+            await p.stop()
+        response = await bench.client.post(CHAT, json=chat_body())
+        assert response.status_code == 200
+        row = await bench.row()
+        assert bench.context.fleet.prefill[0].up is (kind == "no_handle")
+        assert bench.idle()
     assert len(d.requests) == 1
     assert "kv_transfer_params" not in d.requests[0].json
     assert (row.action, row.executed, row.prefill_engine) == ("remote", "local", p.url)
@@ -148,24 +150,28 @@ async def cut_after_head(request: StubRequest, out: Out) -> None:
 
 
 async def test_f04_a_handle_is_never_sent_twice(tmp_path: Path) -> None:
-    async with running(prefill_engine, cut_after_head, decode_engine) as (p, bad, good):
-        async with router_bench(tmp_path, [p], [bad, good], probes=NEVER) as bench:
-            response = await bench.client.post(CHAT, json=chat_body(stream=True))
-            assert response.status_code == 502
-            assert response.json()["error"]["code"] == 502
-            row = await bench.row()
+    async with (
+        running(prefill_engine, cut_after_head, decode_engine) as (p, bad, good),
+        router_bench(tmp_path, [p], [bad, good], probes=NEVER) as bench,
+    ):
+        response = await bench.client.post(CHAT, json=chat_body(stream=True))
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == 502
+        row = await bench.row()
     assert (len(bad.requests), good.requests) == (1, [])
     assert (row.status, row.executed, row.http_status) == ("upstream_error", "remote", 502)
 
 
 async def test_f04_unreached_decode_lets_another_use_the_handle(tmp_path: Path) -> None:
-    async with running(prefill_engine, decode_engine, decode_engine) as (p, gone, good):
-        async with router_bench(tmp_path, [p], [gone, good], probes=NEVER) as bench:
-            await gone.stop()
-            response = await bench.client.post(CHAT, json=chat_body(stream=True))
-            assert response.status_code == 200
-            row = await bench.row()
-            assert bench.idle()
+    async with (
+        running(prefill_engine, decode_engine, decode_engine) as (p, gone, good),
+        router_bench(tmp_path, [p], [gone, good], probes=NEVER) as bench,
+    ):
+        await gone.stop()
+        response = await bench.client.post(CHAT, json=chat_body(stream=True))
+        assert response.status_code == 200
+        row = await bench.row()
+        assert bench.idle()
     assert good.requests[0].json["kv_transfer_params"] == HANDLE
     assert (row.decode_engine, row.executed_decode_engine) == (gone.url, good.url)
     assert (row.executed, row.fallback_reason, row.attempts) == ("remote", "decode_unreachable", 2)

@@ -2,6 +2,7 @@
 (F08, F15, F23)."""
 
 import asyncio
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ async def test_f23_events_are_passed_on_at_once(tmp_path: Path) -> None:
         async with bench.client.stream("POST", CHAT, json=chat_body(stream=True)) as response:
             async for _ in response.aiter_raw():
                 times.append(time.monotonic())
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     assert gaps[:4] == [pytest.approx(0.1, abs=0.03)] * 4
 
 
