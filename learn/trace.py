@@ -46,6 +46,8 @@ class Trace:
             raise TraceError(f"trace {self.name!r}: every request needs at least one prompt and one output token")
         if np.any(self.chain_length * self.hash_block_tokens > self.prompt_tokens):
             raise TraceError(f"trace {self.name!r}: a prefix chain is longer than its prompt")
+        if self.chain_start.min() < 0 or self.chain_length.min() < 0 or np.any(self.block_ids < 0):
+            raise TraceError(f"trace {self.name!r}: chain starts, chain lengths and block ids must be at least 0")
         if np.any(self.chain_start + self.chain_length > len(self.block_ids)):
             raise TraceError(f"trace {self.name!r}: a prefix chain points beyond the block ids")
 
@@ -65,7 +67,10 @@ class Trace:
 
     def window(self, start: int, stop: int) -> "Trace":
         """Requests start to stop - 1, with time counted from the first of them."""
-        part = slice(start, stop)
+        return self.rows(np.arange(len(self))[start:stop])
+
+    def rows(self, part: Ints) -> "Trace":
+        """The requests of these ascending indices, with time counted from the first of them."""
         arrival_s = self.arrival_s[part]
         return replace(
             self,

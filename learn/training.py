@@ -96,9 +96,9 @@ def learn_from(
     return Learned(lengths, held_out_error(prompts, outputs, seed=seed), clusters, compiled, cost_fit, topology)
 
 
-def training_bench(runs: Sequence[JournalTrace], learned: Learned, slo: SloTargets, seed: int) -> Bench:
+def training_bench(journaled: Sequence[Trace], learned: Learned, slo: SloTargets, seed: int) -> Bench:
     """Resampled arrivals of the journaled requests at the journaled rate and around it."""
-    trace = joined([run.trace for run in runs])
+    trace = joined(journaled)
     span_s = float(trace.arrival_s[-1])
     rate = (len(trace) - 1) / span_s if span_s > 0 else 1.0
     traces: list[Trace] = []

@@ -1,0 +1,231 @@
+"""`rutter fidelity`: the same trace and policy on a live cluster and in the simulator, side by side."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from learn.costs import fitted_topology
+from learn.evaluate import bench_of
+from learn.simulation import Topology, simulate
+from learn.table import Costs
+from learn.trace import Trace
+from pipelines.attempts import Attempts
+from pipelines.collect import mid_collapse_rate
+from pipelines.live_run import (
+    ClusterConfig,
+    RunPolicy,
+    add_cluster_arguments,
+    cluster_from,
+    engines_of,
+    send_through_router,
+)
+from pipelines.progress import Progress
+from pipelines.stages import Run, add_run_arguments, run_from
+from pipelines.workload_spec import HELD_OUT_SEED, WorkloadSpec, default_name, requests_of
+from serve_table.artifact import Artifact, load, write_atomically
+from serve_table.errors import ClusterError, ConfigError
+from serve_table.journal import JournalReader, Row
+from serve_table.policy import policy
+from serve_table.step_time import hardware_profile
+
+Floats = npt.NDArray[np.float64]
+
+POLICIES = ("round_robin", "table")
+GOODPUT_LIMIT = 0.02
+TIME_LIMIT = 0.10
+MEASURES = tuple((name, q) for name in ("ttft", "tpot") for q in (50, 90))
+DEFAULT_ARTIFACT = Path("artifacts/rutter.safetensors")
+REPORT = Path("build/fidelity.json")
+
+
+class FidelityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    workload: WorkloadSpec
+    cluster: ClusterConfig
+    policy: str
+    artifact: str
+    seed: int
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """One policy, measured and simulated. Times in seconds of engine time, by name as ttft_p50_s."""
+
+    policy: str
+    requests: int
+    live_goodput: float
+    simulated_goodput: float
+    live: dict[str, float]
+    simulated: dict[str, float]
+    within_limits: bool
+    generator_kept_schedule: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `build/fidelity.json` holds, with its conditions."""
+
+    cluster_kind: str
+    topology: str
+    dilation: float
+    workload: str
+    requests_per_s: float
+    artifact: str
+    goodput_limit: float
+    time_limit: float
+    policies: list[Agreement]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Columns (n_requests,), NaN where not measured; slo_met False where it was not answered."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    slo_met: npt.NDArray[np.bool_]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    add_cluster_arguments(parser)
+    add = parser.add_argument
+    add("--artifact", type=Path, default=DEFAULT_ARTIFACT, help="table and fitted costs (%(default)s)")
+    add("--trace", help="trace or workload; default: azure-conv where the traces are at hand, else mixed")
+    add("--requests", type=int, default=1500, help="how many requests of each policy (%(default)s)")
+    add("--start", type=int, help="first request of the trace; default: after what collect takes by default")
+    add("--rate", type=float, help="requests per second of engine time; default: where round robin is in mid-collapse")
+    add("--tight-share", type=float, default=0.3, help="share of requests of the tight SLO class (%(default)s)")
+    add("--policies", nargs="+", default=list(POLICIES), choices=POLICIES, help="policies to run (%(default)s)")
+    add("--seed", type=int, default=HELD_OUT_SEED, help="seed of workload and SLO classes (%(default)s)")
+    add("--json", action="store_true", help=f"print the report as JSON; {REPORT} has it in any case")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run and compare every policy; 1 where the simulator is out of its limits."""
+    artifact = load(args.artifact)
+    cluster = cluster_from(args)
+    if args.requests < 100:
+        raise ConfigError(f"--requests {args.requests}: at least 100 are needed for a 90th percentile")
+    profile = hardware_profile(cluster.hardware)
+    costs = Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"][0]))
+    topology = fitted_topology(cluster.prefill_engines, cluster.decode_engines, profile, costs)
+    spec = workload_from(args, profile.max_model_len_tokens)
+    spec = msgspec.structs.replace(spec, requests_per_s=args.rate or mid_collapse_rate(spec, topology))
+    trace = requests_of(spec)
+    run_ = run_from(args)
+    agreements = []
+    with run_.lock():
+        for name in args.policies:
+            config = FidelityConfig(spec, cluster, name, artifact.digest(), args.seed)
+            measured, kept = live(run_, config, args.artifact, trace)
+            agreements.append(agreement(name, trace, topology, artifact, measured, kept, args.seed))
+    report = Report(
+        cluster_kind=cluster.kind,
+        topology=str(topology),
+        dilation=cluster.dilation,
+        workload=spec.name,
+        requests_per_s=spec.requests_per_s,
+        artifact=artifact.digest(),
+        goodput_limit=GOODPUT_LIMIT,
+        time_limit=TIME_LIMIT,
+        policies=agreements,
+    )
+    content = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    write_atomically(REPORT, content + b"\n")
+    print(json.dumps(msgspec.to_builtins(report), allow_nan=False) if args.json else "\n".join(report_lines(report)))
+    return 0 if all(found.within_limits for found in agreements) else 1
+
+
+def workload_from(args: argparse.Namespace, max_model_len_tokens: int) -> WorkloadSpec:
+    """The requests to run, from the flags; the rate is left to be found."""
+    name = args.trace if args.trace else default_name()[0]
+    spec = WorkloadSpec(name, args.requests, args.seed, 0, 1.0, args.tight_share, max_model_len_tokens)
+    start = args.start if args.start is not None else (0 if spec.is_synthetic else args.requests)
+    return msgspec.structs.replace(spec, start=start)
+
+
+def live(run_: Run, config: FidelityConfig, artifact: Path, trace: Trace) -> tuple[Measured, bool]:
+    """The policy's run on the cluster, from its journal where it is done already; whether load kept its schedule."""
+    name = f"fidelity-{config.policy}"
+    stage = run_.begin(name, msgspec.to_builtins(config))
+    kept_path = stage.folder / "kept-schedule.json"
+    attempts = Attempts(stage.folder)
+    journal = stage.folder / "journal"
+    if stage.record is None:
+        # A run is one piece: half of it from another attempt would not be the same load.
+        attempts.discard(journal)
+        chosen = RunPolicy(config.policy, artifact=artifact, seed=config.seed)
+        with engines_of(config.cluster, stage.folder) as engines:
+            prefix = attempts.begin(np.arange(len(trace)))
+            progress = Progress(f"fidelity {config.policy}", total=len(trace))
+            report = send_through_router(config.cluster, engines, chosen, trace, stage.folder, progress, prefix)
+        if not report.complete:
+            raise KeyboardInterrupt
+        for line in report.lines():
+            print(f"fidelity: {config.policy}: {line}")
+        write_atomically(kept_path, json.dumps(report.kept_schedule).encode())
+        run_.finish(name, msgspec.to_builtins(config), {"journal": journal, "kept": kept_path})
+    kept = bool(json.loads(kept_path.read_bytes()))
+    rows = list(JournalReader([journal]))
+    if len(rows) < len(trace):
+        raise ClusterError(f"{len(trace) - len(rows)} of {len(trace)} requests have no journal row in {journal}")
+    return measured_from(rows, len(trace)), kept
+
+
+def measured_from(rows: Sequence[Row], n_requests: int) -> Measured:
+    """The journal's outcomes by request; client ids end in the request's index."""
+    measured = Measured(np.full(n_requests, np.nan), np.full(n_requests, np.nan), np.zeros(n_requests, bool))
+    for row in rows:
+        i = int((row.client_id or "").rpartition("-")[2])
+        measured.ttft_s[i] = np.nan if row.ttft_s is None else row.ttft_s
+        measured.tpot_s[i] = np.nan if row.tpot_s is None else row.tpot_s
+        measured.slo_met[i] = row.status == "ok" and bool(row.slo_met)
+    return measured
+
+
+def agreement(
+    name: str, trace: Trace, topology: Topology, artifact: Artifact, measured: Measured, kept: bool, seed: int
+) -> Agreement:
+    """Simulate the same and compare."""
+    chosen = policy(name, artifact=artifact if name == "table" else None)
+    predicted = bench_of([trace], topology, artifact.slo_targets(), artifact.predictor()).predicted[0]
+    simulated = simulate(trace, topology, chosen, artifact.slo_targets(), predicted, seed)
+    live_times = {f"{kind}_p{q}_s": percentile(getattr(measured, f"{kind}_s"), q) for kind, q in MEASURES}
+    times = {f"{kind}_p{q}_s": percentile(getattr(simulated, f"{kind}_s"), q) for kind, q in MEASURES}
+    goodput = float(measured.slo_met.mean())
+    within = abs(goodput - simulated.goodput) <= GOODPUT_LIMIT and all(
+        abs(times[key] / live_times[key] - 1.0) <= TIME_LIMIT for key in times
+    )
+    return Agreement(name, len(trace), goodput, simulated.goodput, live_times, times, within, kept)
+
+
+def percentile(values: Floats, q: float) -> float:
+    return float(np.nanpercentile(values, q))
+
+
+def report_lines(report: Report) -> list[str]:
+    """The comparison for people."""
+    lines = [
+        f"fidelity: {report.cluster_kind} {report.topology}, dilation {report.dilation:g}, {report.workload} at "
+        f"{report.requests_per_s:g} requests/s, artifact {report.artifact}; limits {report.goodput_limit} of goodput, "
+        f"{report.time_limit:.0%} of times",
+        f"{'policy':<14}{'measure':<10}{'live':>10}{'simulated':>11}{'difference':>12}",
+    ]
+    for found in report.policies:
+        lines.append(
+            f"{found.policy:<14}{'goodput':<10}{found.live_goodput:>10.3f}{found.simulated_goodput:>11.3f}"
+            f"{found.simulated_goodput - found.live_goodput:>+12.3f}"
+        )
+        for key, value in found.live.items():
+            simulated = found.simulated[key]
+            lines.append(
+                f"{'':<14}{key[:-2].replace('_', ' '):<10}{value * 1e3:>7.1f} ms{simulated * 1e3:>8.1f} ms"
+                f"{simulated / value - 1.0:>+12.1%}"
+            )
+        verdict = "within limits" if found.within_limits else "OUT OF LIMITS"
+        note = "" if found.generator_kept_schedule else "; the load generator did not keep its schedule"
+        lines.append(f"{'':<14}{verdict}{note}")
+    return lines

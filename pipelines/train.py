@@ -1,0 +1,247 @@
+"""`rutter train`: learn clusters, lengths, costs and policy from journals."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from learn.frame import CleanFrame, clean_journal
+from learn.journal_trace import JournalTrace, journal_trace, runs
+from learn.study import SAMPLER, StoredStudy
+from learn.table import SearchRecord, build_artifact, with_regimes
+from learn.trace import Trace
+from learn.training import Learned, Searched, learn_from, search_policies, training_bench
+from pipelines.collect import CollectConfig
+from pipelines.progress import Progress
+from pipelines.stages import Run, Stage, add_run_arguments, digest_of_path, run_from
+from serve_table.artifact import Artifact, save, write_atomically
+from serve_table.errors import ConfigError, RunError
+from serve_table.journal import JournalReader
+from serve_table.slo import SloTargets, targets_from_profile
+from serve_table.step_time import hardware_profile
+
+JOURNAL_WORKLOAD = "journal"
+JOURNAL_TRAINING_SHARE = 0.75
+"""Of a journal whose workload is not known, the search sees this earlier part; the rest is held out."""
+
+
+class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides what is learned. journals: path to digest of its content. collected: how, where known."""
+
+    journals: dict[str, str]
+    hardware: str
+    cluster_kind: str | None
+    trials: int
+    jobs: int
+    seed: int
+    storage: str | None
+    collected: CollectConfig | None
+
+
+class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tuned parameters of every baseline, for the evaluation that export makes."""
+
+    params: dict[str, dict[str, float | str]]
+    training_goodput: dict[str, float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--journal",
+        action="extend",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="journals to learn from; default: those collected",
+    )
+    add("--hardware", default=None, help="profile that the fit of costs starts from; default: the collection's")
+    add("--cluster-kind", help="use rows of this kind of cluster only")
+    add("--trials", type=int, default=300, help="trials of the search, and of each baseline's tuning (%(default)s)")
+    add(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="trials at a time (%(default)s); 1 repeats exactly from the seed",
+    )
+    add("--seed", type=int, default=0, help="seed of clustering, resampling and search (%(default)s)")
+    add("--storage", metavar="URL", help="Optuna storage shared by several machines; default: a file in the run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or continue a killed search, or say that it is done."""
+    run_ = run_from(args)
+    if args.trials < 1 or args.jobs < 1:
+        raise ConfigError("--trials and --jobs must be at least 1")
+    with run_.lock():
+        paths, config = config_from(args, run_)
+        stage = run_.begin("train", msgspec.to_builtins(config))
+        if stage.record is not None:
+            print(f"train: already done, candidate in {run_.output_path(stage.record, 'candidate')}")
+            return 0
+        for change in stage.changes:
+            print(f"train: training anew, {change}")
+        train(run_, stage, config, paths)
+    return 0
+
+
+def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainConfig]:
+    """The journals to read, and the configuration; those that the run collected where none are given."""
+    collected: CollectConfig | None = None
+    if args.journal:
+        paths = list(args.journal)
+        digests = {str(path): digest_of_journal(path) for path in paths}
+    else:
+        record = run_.latest("collect")
+        collected = msgspec.json.decode(record.config, type=CollectConfig)
+        paths = [run_.output_path(record, "journal")]
+        digests = {"collected": record.outputs["journal"].digest}
+    hardware = args.hardware or (collected.cluster.hardware if collected is not None else "a40-3b")
+    hardware_profile(hardware)
+    return paths, TrainConfig(
+        journals=digests,
+        hardware=hardware,
+        cluster_kind=args.cluster_kind,
+        trials=args.trials,
+        jobs=args.jobs,
+        seed=args.seed,
+        storage=args.storage,
+        collected=collected,
+    )
+
+
+def digest_of_journal(path: Path) -> str:
+    if not path.exists():
+        raise RunError(f"no journal at {path}: give a folder of .jsonl segments or one such file")
+    return digest_of_path(path)
+
+
+def train(run_: Run, stage: Stage, config: TrainConfig, paths: list[Path]) -> None:
+    """Clean, fit, search, and leave a candidate artifact and the tuned baselines."""
+    profile = hardware_profile(config.hardware)
+    slo = targets_from_profile(profile)
+    frame = clean_journal(paths, cluster_kind=config.cluster_kind)
+    for line in frame.report.lines():
+        print(f"train: {line}")
+    journals = journal_runs(paths, frame)
+    learned = learn_from(frame, journals, profile, slo, config.seed)
+    for line in learned_lines(learned):
+        print(f"train: {line}", flush=True)
+    searched = searched_policies(stage, config, learned, journals, slo)
+    for name, goodput in sorted(searched.training_goodput.items(), key=lambda entry: -entry[1]):
+        print(f"train: training goodput {goodput:.3f} {name}")
+    candidate = stage.folder / "candidate.safetensors"
+    save(artifact_of(frame, learned, searched, config, slo, journals), candidate)
+    baselines = stage.folder / "baselines.json"
+    tuned = Baselines({name: dict(params) for name, params in searched.baselines.items()}, searched.training_goodput)
+    write_atomically(baselines, msgspec.json.encode(tuned))
+    run_.finish("train", msgspec.to_builtins(config), {"candidate": candidate, "baselines": baselines})
+    print(f"train: done, candidate in {candidate}")
+
+
+def journal_runs(paths: list[Path], frame: CleanFrame) -> list[JournalTrace]:
+    """The journal's router runs as traces, of the frame's kind of cluster and dilation."""
+    rows = [
+        row for row in JournalReader(paths) if row.cluster_kind == frame.cluster_kind and row.dilation == frame.dilation
+    ]
+    return [journal_trace(found, f"run {k + 1}") for k, found in enumerate(runs(rows))]
+
+
+def training_traces(journals: list[JournalTrace], config: TrainConfig) -> list[Trace]:
+    """What the search may see: all of it where other traces of the kind can be had, else the earlier part."""
+    if config.collected is not None:
+        return [journal.trace for journal in journals]
+    return [journal.trace.window(0, training_end(journal)) for journal in journals]
+
+
+def training_end(journal: JournalTrace) -> int:
+    """Requests of a journaled run that the search may see; those after it are held out."""
+    return max(int(len(journal.trace) * JOURNAL_TRAINING_SHARE), 1)
+
+
+def learned_lines(learned: Learned) -> list[str]:
+    """What was learned before the search, for people."""
+    error = learned.length_error
+    compiled = learned.compiled
+    lines = list(learned.cost_fit.lines())
+    if error.median_relative is not None:
+        lines.append(f"output lengths: median error {error.median_relative:.0%} on {error.rows} held-out rows")
+    if learned.clusters.note is not None:
+        lines.append(learned.clusters.note)
+    held_out = "" if compiled.held_out_agreement is None else f", held out {compiled.held_out_agreement:.1%}"
+    lines.append(
+        f"{len(learned.clusters)} clusters x {len(compiled.regimes)} regimes; the table of {compiled.grid.n_cells} "
+        f"cells agrees with exact k-means on {compiled.agreement:.1%} of rows{held_out}"
+    )
+    return lines
+
+
+def searched_policies(
+    stage: Stage, config: TrainConfig, learned: Learned, journals: list[JournalTrace], slo: SloTargets
+) -> Searched:
+    """Search and tune, with progress; studies are stored, so a killed search continues."""
+    place = config.storage if config.storage is not None else stage.folder / "study.log"
+    prefix = f"{stage.folder.name} "
+    bars: list[Progress] = []
+
+    def step(what: str, trials: int) -> Callable[[int, float], None]:
+        for bar in bars:
+            bar.__exit__(None, None, None)
+        bars[:] = [Progress(what, total=trials, unit="trials").__enter__()]
+
+        def tell(complete: int, best: float) -> None:
+            bars[0].advance(complete - bars[0].done, goodput=best)
+
+        return tell
+
+    try:
+        return search_policies(
+            training_bench(training_traces(journals, config), learned, slo, config.seed),
+            learned,
+            StoredStudy(place, f"{prefix}table"),
+            lambda name: StoredStudy(place, f"{prefix}{name}"),
+            config.trials,
+            config.seed,
+            config.jobs,
+            step,
+        )
+    finally:
+        for bar in bars:
+            bar.__exit__(None, None, None)
+
+
+def artifact_of(
+    frame: CleanFrame,
+    learned: Learned,
+    searched: Searched,
+    config: TrainConfig,
+    slo: SloTargets,
+    journals: list[JournalTrace],
+) -> Artifact:
+    """The candidate: everything but held-out scores, which export adds."""
+    compiled = with_regimes(learned.compiled, searched.table.regimes, frame.pressures())
+    record = SearchRecord(
+        seed=config.seed,
+        sampler=SAMPLER,
+        search_jobs=config.jobs,
+        trials=searched.table_best.complete,
+        study="table",
+        held_out=(),
+    )
+    return build_artifact(
+        frame,
+        compiled,
+        searched.table.actions,
+        searched.table.placement,
+        learned.lengths,
+        learned.cost_fit.costs,
+        slo,
+        record,
+        workload=config.collected.workload.name if config.collected is not None else JOURNAL_WORKLOAD,
+        prefill_engines=max(len(journal.prefill_engines) for journal in journals),
+        decode_engines=max(len(journal.decode_engines) for journal in journals),
+    )
