@@ -1,0 +1,127 @@
+"""What `rutter cluster` remembers of a cluster: its processes, told apart from later ones with the same pid."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from serve_table.artifact import write_atomically
+from serve_table.errors import ClusterError
+
+CLUSTERS_FOLDER = Path("build/clusters")
+STATE_FILE = "cluster.json"
+POLL_S = 0.05
+KILL_GRACE_S = 5.0
+
+
+class EngineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine. identity: of its process, see `process_identity`. log: a path."""
+
+    name: str
+    role: Literal["prefill", "decode"]
+    url: str
+    pid: int
+    identity: str
+    log: str
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster that was started. ready: every engine has answered."""
+
+    version: Literal[1] = 1
+    name: str
+    kind: str
+    hardware: str
+    dilation: float
+    kv_tokens: int
+    model: str
+    started: str
+    ready: bool
+    engines: list[EngineRecord]
+
+
+def process_identity(pid: int) -> str | None:
+    """Boot and start time of a live process; None where there is none (a zombie is none).
+
+    Two processes never have both the pid and this in common.
+    """
+    try:
+        # Fields after the command's name, which may hold spaces and brackets: state is the first, start the 20th.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _identity_from_ps(pid)
+    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def _identity_from_ps(pid: int) -> str | None:
+    words = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    line = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    state, _, started = line.partition(" ")
+    return None if not started or state.startswith("Z") else started.strip()
+
+
+def is_alive(engine: EngineRecord) -> bool:
+    """Whether the very process that was started still runs."""
+    return process_identity(engine.pid) == engine.identity
+
+
+def end_engines(engines: Sequence[EngineRecord], grace_s: float = KILL_GRACE_S) -> list[EngineRecord]:
+    """End those that still run, kindly and then by force; returns the ones that ran.
+
+    Raises ClusterError where one cannot be ended.
+    """
+    ran = [engine for engine in engines if is_alive(engine)]
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        left = [engine for engine in ran if is_alive(engine)]
+        for engine in left:
+            _signal(engine, signal_number)
+        deadline_s = time.monotonic() + grace_s
+        while any(map(is_alive, left)) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+    for engine in ran:
+        if is_alive(engine):
+            raise ClusterError(f"{engine.name} (pid {engine.pid}) cannot be ended")
+    return ran
+
+
+def _signal(engine: EngineRecord, signal_number: signal.Signals) -> None:
+    try:
+        os.kill(engine.pid, signal_number)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise ClusterError(f"{engine.name} (pid {engine.pid}) belongs to another user: end it as that user") from error
+
+
+def write_state(state: ClusterState, folder: Path) -> None:
+    """Replace a cluster's state file; it is whole at any moment."""
+    write_atomically(folder / STATE_FILE, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+
+
+def read_state(folder: Path) -> ClusterState | None:
+    """A cluster's state; None where none was started. ClusterError where the file is damaged."""
+    path = folder / STATE_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ClusterState)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ClusterError(
+            f"{path} is damaged ({error}): end its engines by hand (their configurations are beside it), then delete it"
+        ) from error
+
+
+def remove_state(folder: Path) -> None:
+    """Forget a cluster; its logs stay."""
+    (folder / STATE_FILE).unlink(missing_ok=True)
+
+
+def known_clusters(root: Path) -> list[str]:
+    """Names of the clusters that have a state file."""
+    return sorted(path.parent.name for path in root.glob(f"*/{STATE_FILE}"))
