@@ -1,0 +1,47 @@
+"""Policies by name; a mistyped parameter is an error at the start (F29)."""
+
+import pytest
+from sample_artifact import sample_artifact
+
+from serve_table.errors import ConfigError
+from serve_table.policy import POLICIES, policy
+
+
+def test_every_policy_is_made_from_its_name() -> None:
+    made = [policy(name, artifact=sample_artifact()) for name in POLICIES]
+    assert [p.name for p in made] == list(POLICIES)
+    assert len({p.digest for p in made}) == len(made)
+
+
+def test_params_replace_defaults_in_their_order() -> None:
+    made = policy("dynamo_style", {"mode": "prefill_load", "prefill_busy_tokens": 7})
+    assert made.params == [1.0, 2048.0, 0.7, 7.0, 1e9]
+    assert made.digest != policy("dynamo_style").digest
+    assert policy("length_threshold", {"threshold_tokens": 256}).digest == policy("length_threshold").digest
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("round_robbin", {}, "unknown policy 'round_robbin'; known: round_robin"),
+        ("dynamo_style", {"eff_isl_treshold_tokens": 1}, "no parameter 'eff_isl_treshold_tokens'; known: mode"),
+        ("round_robin", {"x": 1}, "no parameter 'x'; known: none"),
+        ("length_threshold", {"threshold_tokens": -1}, "must be a finite number"),
+        ("length_threshold", {"threshold_tokens": float("nan")}, "must be a finite number"),
+        ("length_threshold", {"threshold_tokens": True}, "must be a finite number"),
+        ("dynamo_style", {"mode": "sometimes"}, "must be a finite number"),
+        ("table", {}, "needs --artifact"),
+    ],
+)
+def test_f29_wrong_policies_and_parameters_are_refused(name: str, params: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(name, params)
+    assert message in str(caught.value)
+
+
+def test_table_takes_its_parameters_from_the_artifact_alone() -> None:
+    artifact = sample_artifact()
+    made = policy("table", artifact=artifact)
+    assert (made.params, made.digest) == (artifact.params(), artifact.digest())
+    with pytest.raises(ConfigError, match="from the artifact"):
+        policy("table", {"decode_token": 1}, artifact)
