@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 
 from learn.trace import Trace
-from pipelines.cluster import start_emulated
+from pipelines.emulated.cluster import start_emulated
 from pipelines.load import run_load
 from pipelines.load_report import LoadReport
 from pipelines.progress import Progress
@@ -92,7 +92,12 @@ def engines_of(cluster: ClusterConfig, folder: Path) -> Iterator[Engines]:
         return
     profile = hardware_profile(cluster.hardware)
     with start_emulated(
-        cluster.prefill_engines, cluster.decode_engines, profile, cluster.dilation, folder=folder / "engines"
+        cluster.prefill_engines,
+        cluster.decode_engines,
+        profile,
+        cluster.dilation,
+        model=cluster.model,
+        folder=folder / "engines",
     ) as emulated:
         yield Engines(tuple(emulated.prefill_urls), tuple(emulated.decode_urls))
         for line in emulated.pacing_lines():
