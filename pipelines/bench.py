@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
+from learn.saturation import saturation_rate
 from learn.simulation import Topology
 from pipelines import bench_dynamo
 from pipelines.bench_artifact import ArtifactFound, artifact_to_measure, load_ms
 from pipelines.bench_decision import decision_cases, decision_us, lookup_us, remote_share
 from pipelines.bench_report import Conditions, DecisionDetail, Detail, Report, text_lines
-from pipelines.bench_simulator import Setting, measured_speeds, saturated_rate
+from pipelines.bench_simulator import Setting, measured_speeds, mixed_traces
 from pipelines.bench_timing import Spread, spread, this_machine
 from pipelines.progress import Progress
-from pipelines.workloads import make_workload
 from serve_table.artifact import write_atomically
 from serve_table.decision import features_of
 from serve_table.errors import ArtifactError, RunError, RutterError
@@ -103,6 +103,7 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
 
     Raises ArtifactError where the artifact cannot be used; a peer that fails is told in the report.
     """
+    machine = this_machine()  # before the bench itself loads it
     slo = targets_from_profile(TOPOLOGY.profile)
     steps = 3 + (sizes.peer_rounds * len(bench_dynamo.ROUTERS) if peer is not None else 0)
     with tempfile.TemporaryDirectory(prefix="rutter-bench-") as name, Progress("bench", steps, "steps") as progress:
@@ -116,15 +117,14 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
         lookup = _lookup(table, setting.predictor, sizes)
         small, large = (_decision(table, setting.predictor, fleet, sizes) for fleet in (SMALL_FLEET, LARGE_FLEET))
         progress.advance(1, lookup_us=lookup.median, decision_64_engines_us=large.time_us.median)
-        seeds = range(SEED, SEED + sizes.traces)
-        rate = saturated_rate(setting, sizes.requests, seeds)
+        traces = mixed_traces(sizes.requests, range(SEED, SEED + sizes.traces))
+        rate = saturation_rate(traces, TOPOLOGY, slo)
         policies = [table if name == "table" else policy(name) for name in SIMULATED_POLICIES]
-        traces = [make_workload("mixed", sizes.requests, seed, rate) for seed in seeds]
-        speeds = measured_speeds(setting, policies, traces, sizes.rounds)
+        speeds = measured_speeds(setting, policies, [trace.scaled_to(rate) for trace in traces], sizes.rounds)
         progress.advance(1, **{name: speed.wall.median for name, speed in speeds.items()})
         comparison, failure = None, None
         if peer is not None:
-            trace = make_workload("mixed", sizes.peer_requests, SEED, rate)
+            trace = mixed_traces(sizes.peer_requests, (SEED,))[0].scaled_to(rate)
             try:
                 comparison = bench_dynamo.compare(peer, trace, setting, sizes.peer_rounds, folder, progress)
             except RutterError as error:  # the other figures are not lost
@@ -137,7 +137,7 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
             artifact_load_ms=loads.median,
             simulator_requests_per_s={name: speed.wall.median for name, speed in speeds.items()},
             dynamo_replay_ratio=None if comparison is None else comparison.pairs[0].ratio.median,
-            machine=this_machine(),
+            machine=machine,
             conditions=_conditions(sizes, found, rate, quick),
             detail=Detail(lookup, small, large, loads, speeds, comparison, failure),
         )

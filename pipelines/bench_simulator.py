@@ -1,6 +1,5 @@
 """How many requests a second the simulator gets through, per core, by policy."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +11,12 @@ from learn.simulation import Topology, simulate
 from learn.trace import Floats, Trace
 from pipelines.bench_timing import Spread, collector_off, spread
 from pipelines.workloads import make_workload
-from serve_table.policy import Policy, policy
+from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.slo import SloTargets
 
-SATURATED_GOODPUT = 0.78
-"""Round robin's in mid-collapse: the rate at which it has this is the workload's saturation."""
-
-SEARCHED_RATES = (1.0, 100.0)
-SEARCH_STEPS = 10
+NOMINAL_REQUESTS_PER_S = 10.0
+"""Near the mixed workload's saturation at 2P+4D, so that finding it hardly changes the length of bursts."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +51,9 @@ class Speed(msgspec.Struct, frozen=True):
     goodput: float
 
 
-def saturated_rate(setting: Setting, n_requests: int, seeds: Sequence[int]) -> float:
-    """Requests a second of the mixed workload at which round robin's mean goodput falls to SATURATED_GOODPUT.
-
-    Traces are made anew at every rate: their bursts last as long at any.
-    """
-    round_robin = policy("round_robin")
-    low, high = SEARCHED_RATES
-    for _ in range(SEARCH_STEPS):
-        rate = math.sqrt(low * high)
-        traces = [make_workload("mixed", n_requests, seed, rate) for seed in seeds]
-        runs = [simulate(trace, setting.topology, round_robin, setting.slo, 1.0) for trace in traces]
-        if np.mean([run.goodput for run in runs]) >= SATURATED_GOODPUT:
-            low = rate
-        else:
-            high = rate
-    return math.sqrt(low * high)
+def mixed_traces(n_requests: int, seeds: Sequence[int]) -> list[Trace]:
+    """Of the mixed workload, not yet at its saturation."""
+    return [make_workload("mixed", n_requests, seed, NOMINAL_REQUESTS_PER_S) for seed in seeds]
 
 
 def timed_run(trace: Trace, predicted_tokens: Floats, setting: Setting, chosen: Policy, seed: int) -> TimedRun:

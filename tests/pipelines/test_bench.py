@@ -1,6 +1,7 @@
 """`rutter bench`: its result file, and that its figures come from what was run."""
 
 import argparse
+import dataclasses
 import json
 import math
 import stat
@@ -14,13 +15,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from learn.saturation import MID_COLLAPSE
 from learn.simulation import simulate
 from learn.trace import Trace
 from pipelines import bench, bench_dynamo, bench_simulator
 from pipelines.bench_artifact import full_size_artifact
 from pipelines.bench_decision import decision_cases, decision_us
 from pipelines.bench_report import TARGETS, Target, text_lines
-from pipelines.bench_simulator import Setting, saturated_rate
+from pipelines.bench_simulator import Setting
 from pipelines.bench_timing import cpu_model, spread
 from pipelines.progress import Progress
 from pipelines.workloads import make_workload
@@ -153,11 +155,10 @@ def test_decision_times_are_those_of_whole_decisions(monkeypatch: pytest.MonkeyP
     assert type(cases[0].fleet.decode_tokens) is list
 
 
-def test_round_robin_is_in_mid_collapse_at_the_saturated_rate() -> None:
-    rate = saturated_rate(SETTING, 1000, (0, 1))
-    traces = [make_workload("mixed", 1000, seed, rate) for seed in (0, 1)]
-    goodputs = [simulate(trace, bench.TOPOLOGY, policy("round_robin"), SLO, 1.0).goodput for trace in traces]
-    assert np.mean(goodputs) == pytest.approx(bench_simulator.SATURATED_GOODPUT, abs=0.02)
+def test_traces_are_simulated_at_saturation(artifact_path: Path) -> None:
+    sizes = dataclasses.replace(TINY, requests=1000, traces=2, rounds=1)
+    report = bench.measured(sizes, artifact_path, None, False)
+    assert report.detail.simulator["round_robin"].goodput == pytest.approx(MID_COLLAPSE, abs=0.02)
 
 
 def test_the_built_artifact_is_of_full_size(artifact_path: Path) -> None:
