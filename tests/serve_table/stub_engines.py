@@ -243,6 +243,9 @@ HANDLE = {
 
 async def prefill_engine(request: StubRequest, out: Out) -> None:
     """A healthy prefill engine: one token, and a handle where it is asked for one."""
+    if not request.body:
+        await out.whole(404, invalid("no such path"))
+        return
     body = request.json
     if (why := refusal(body)) is not None:
         await out.whole(400, invalid(why))

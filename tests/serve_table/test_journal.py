@@ -117,7 +117,7 @@ class FullDisk:
     """A file that takes half a line and then refuses."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("wb", buffering=0)  # noqa: SIM115 - closed by the writer
+        self.file = path.open("wb", buffering=0)
 
     def write(self, line: bytes) -> int:
         return self.file.write(line[: len(line) // 2])

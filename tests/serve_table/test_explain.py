@@ -1,0 +1,85 @@
+"""`rutter explain`: what it shows is what the table does."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+from sample_artifact import sample_artifact
+from sample_row import sample_row
+
+from serve_table import explain
+from serve_table.artifact import save
+from serve_table.errors import ConfigError, JournalError
+from serve_table.journal import JournalWriter
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> str:
+    path = tmp_path / "policy.safetensors"
+    save(sample_artifact(), path)
+    return str(path)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser)
+    assert explain.run(parser.parse_args(flags)) == 0
+    return capsys.readouterr().out
+
+
+def test_given_features_show_cluster_action_and_loads(artifact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--prompt-tokens", "1000", "--cached-prefill-tokens", "400", "--decode-pressure-requests", "3")
+    text = explained(capsys, "--artifact", artifact, *flags)
+    assert "cluster    1 of 2, 340 rows, centre prompt_tokens 900, uncached_prefill_tokens 900" in text
+    assert "regime     0 of 4" in text
+    assert "action     remote\n" in text
+    assert "uncached_prefill_tokens = 600" in text
+    assert "predicted_output_tokens = 200" in text
+    assert text.count("prefill    prefill ") == 2
+    assert text.count("decode     decode ") == 3
+    assert "load -0.4000" in text
+    assert "load 3.0000" in text
+    assert "choice     remote, prefill prefill 0, decode decode 0 (policy)" in text
+
+
+def test_busy_prefill_engines_and_inherited_cells_show(artifact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--prompt-tokens", "50", "--prefill-pressure-tokens", "5000", "--decode-pressure-requests", "30")
+    text = explained(capsys, "--artifact", artifact, *flags)
+    assert "regime     3 of 4" in text
+    assert "action     local (inherited: too few rows of its own)" in text
+    assert "prefill    " not in text
+
+
+def test_a_row_shows_what_was_chosen_and_done(
+    artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = JournalWriter(tmp_path / "journal")
+    writer.append(sample_row(request_id="other"))
+    writer.append(sample_row(request_id="mine", policy="table", policy_digest=sample_artifact().digest()))
+    writer.close()
+    flags = ("--artifact", artifact, "--journal", str(tmp_path / "journal"), "--request-id")
+    text = explained(capsys, *flags, "mine")
+    assert "prefill    http://p1: load 0.8600" in text
+    assert "choice     remote, prefill http://p0, decode http://d1 (policy)" in text
+    assert "journaled  remote, prefill http://p1, decode http://d0 (policy; table" in text
+    assert "another policy" not in text
+    assert "executed   remote, prefill http://p1, decode http://d0, status ok" in text
+    assert "round_robin 0123456789abcdef, another policy" in explained(capsys, *flags, "other")
+    with pytest.raises(JournalError, match="no request 'absent'"):
+        explained(capsys, *flags, "absent")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--request-id", "x"),
+        ("--prompt-tokens", "5", "--journal", "j", "--request-id", "x"),
+        ("--prompt-tokens", "nan"),
+        ("--prompt-tokens", "5", "--decode-pressure-requests", "-1"),
+        ("--prompt-tokens", "5", "--slo-class", "gold"),
+    ],
+)
+def test_wrong_flags_are_named(artifact: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        explained(capsys, "--artifact", artifact, *flags)
