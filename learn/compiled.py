@@ -13,14 +13,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _sources_digest() -> str:
-    """Digest of every source that may be compiled; numba's cache does not see changes in callees' files."""
+    """Digest of the sources that are compiled here; numba's cache does not see changes in callees' files."""
     root = Path(__file__).resolve().parent
-    sources = sorted(root.glob("*.py")) + [
-        root.parent / "serve_table" / name for name in ("decision.py", "step_time.py")
-    ]
+    texts = {source: source.read_bytes() for source in sorted(root.glob("*.py"))}
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sources:
-        digest.update(source.read_bytes())
+    for source, text in texts.items():
+        # core.py has the constants and layouts that compiled functions freeze.
+        if b"learn.compiled" in text or source.name == "core.py":
+            digest.update(text)
+    for name in ("decision.py", "step_time.py"):
+        digest.update((root.parent / "serve_table" / name).read_bytes())
     return digest.hexdigest()[:16]
 
 

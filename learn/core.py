@@ -57,6 +57,7 @@ ENGINE = np.dtype(
         ("busy", np.int64),
         ("step", np.int64),  # steps completed
         ("planned_steps", np.int64),
+        ("grown_steps", np.int64),  # of the planned steps, those whose KV blocks are allocated
         ("step_start_s", np.float64),
         ("step_s", np.float64),  # length of the first planned step
         ("step_end_s", np.float64),

@@ -130,14 +130,14 @@ def claim(core: Core, e: int, s: int, n_entries: int) -> None:
 
 
 @jit
-def register(core: Core, e: int, s: int) -> None:
-    """Put the entries that a sequence has computed by now into the prefix cache.
+def register(core: Core, e: int, s: int, tokens: int) -> None:
+    """Put the entries that lie within a sequence's first `tokens` into the prefix cache.
 
     Where another sequence computed the same entry meanwhile, that one is shared and the copy's blocks freed.
     """
     engine = core.engines[e]
     sequence = core.sequences[s]
-    full = min(sequence.chain_length, sequence.computed // engine.entry_tokens)
+    full = min(sequence.chain_length, tokens // engine.entry_tokens)
     for k in range(sequence.shared, full):
         entry = core.entry_ids[sequence.chain_start + k]
         references = core.entry_references[e, entry]

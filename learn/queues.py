@@ -81,6 +81,15 @@ def growth_slot(core: Core, e: int, s: int) -> int:
 
 
 @jit
+def _finishes_before(core: Core, e: int, i: int, j: int) -> bool:
+    """Whether heap index i is due before j; in the same step the one admitted first, as it is freed first."""
+    if core.heap_step[e, i] != core.heap_step[e, j]:
+        return bool(core.heap_step[e, i] < core.heap_step[e, j])
+    sequences = core.sequences
+    return bool(sequences[core.heap_sequence[e, i]].order < sequences[core.heap_sequence[e, j]].order)
+
+
+@jit
 def _swap(core: Core, e: int, i: int, j: int) -> None:
     step = core.heap_step[e, i]
     s = core.heap_sequence[e, i]
@@ -94,7 +103,7 @@ def _swap(core: Core, e: int, i: int, j: int) -> None:
 def _sift_up(core: Core, e: int, i: int) -> None:
     while i > 0:
         parent = (i - 1) // 2
-        if core.heap_step[e, parent] <= core.heap_step[e, i]:
+        if not _finishes_before(core, e, i, parent):
             return
         _swap(core, e, i, parent)
         i = parent
@@ -106,9 +115,9 @@ def _sift_down(core: Core, e: int, i: int, size: int) -> None:
         child = 2 * i + 1
         if child >= size:
             return
-        if child + 1 < size and core.heap_step[e, child + 1] < core.heap_step[e, child]:
+        if child + 1 < size and _finishes_before(core, e, child + 1, child):
             child += 1
-        if core.heap_step[e, i] <= core.heap_step[e, child]:
+        if not _finishes_before(core, e, child, i):
             return
         _swap(core, e, i, child)
         i = child

@@ -1,15 +1,18 @@
 """Simulated runs: a trace, a topology and a policy in; each request's times and SLO outcome out."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from learn.core import new_core
+from learn.events import new_events
 from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, new_fleet, run, table_arrays
 from learn.trace import Trace
 from serve_table.artifact import empty_table
-from serve_table.errors import TraceError
+from serve_table.decision import REMOTE
+from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
@@ -23,6 +26,12 @@ class Topology:
     decode_engines: int
     profile: HardwareProfile
     overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prefill_engines < 0 or self.decode_engines < 1:
+            raise ConfigError(f"a cluster of {self} serves nothing: at least one decode engine is needed")
+        if not 0.0 <= self.overhead_s < float("inf"):
+            raise ConfigError(f"overhead_s is {self.overhead_s}: must be finite and at least 0")
 
     def __str__(self) -> str:
         return f"{self.prefill_engines}P+{self.decode_engines}D"
@@ -65,8 +74,11 @@ def simulate(
     """Run a trace under a policy.
 
     predicted_tokens: (n_requests,) predicted output lengths, or one for all. seed: of the decision's draws.
-    macro_steps: False takes every engine step singly; the result is the same, slower.
+    macro_steps: False takes every engine step singly; the result is the same, slower. Raises TraceError for a trace
+    without requests or with one that no engine can hold, ConfigError for other arguments out of range.
     """
+    if not 0.0 <= explore <= 1.0:
+        raise ConfigError(f"explore is {explore}: must be a share from 0 to 1")
     outcome = _new_outcome(len(trace))
     return _run(trace, topology, slo, predicted_tokens, seed, explore, policy, outcome, macro_steps)
 
@@ -80,7 +92,11 @@ def replay(
     prefill: Ints,
     decode: Ints,
 ) -> Simulated:
-    """Run a trace with every choice given, as a journal has them; prefill is -1 where local."""
+    """Run a trace with every choice given, as a journal has them; prefill is -1 where local.
+
+    Raises TraceError as `simulate` does, and where the choices name engines that the topology lacks.
+    """
+    _require_choices(trace, topology, action, prefill, decode)
     outcome = _new_outcome(len(trace))
     outcome.action[:] = action
     outcome.prefill[:] = prefill
@@ -119,25 +135,22 @@ def _run(
         n_engines,
         2 * n,
         n_entries=int(trace.block_ids.max()) + 1 if len(trace.block_ids) else 0,
-        entry_tokens=trace.hash_block_tokens,
-        entry_ids=np.ascontiguousarray(trace.block_ids) if len(trace.block_ids) else None,
+        entry_tokens=trace.hash_block_tokens if len(trace.block_ids) else 0,
+        entry_ids=_column(trace.block_ids, np.int64) if len(trace.block_ids) else None,
         macro_steps=macro_steps,
     )
     load = Load(
-        trace.arrival_s,
-        trace.prompt_tokens,
-        trace.output_tokens,
-        np.broadcast_to(np.asarray(predicted_tokens, np.float64), n).copy(),
-        trace.slo_class,
-        trace.chain_start,
-        trace.chain_length,
+        _column(trace.arrival_s, np.float64),
+        _column(trace.prompt_tokens, np.int64),
+        _column(trace.output_tokens, np.int64),
+        _predicted_column(predicted_tokens, n),
+        _column(trace.slo_class, np.int64),
+        _column(trace.chain_start, np.int64),
+        _column(trace.chain_length, np.int64),
         np.random.default_rng(seed).random((n, 4)),
     )
     state = State(
-        np.zeros(2 * n + 2),
-        np.zeros(2 * n + 2, np.int64),
-        np.zeros(2 * n + 2, np.int64),
-        np.zeros(1, np.int64),
+        new_events(2 * n + 2),
         np.full(n_engines, np.inf),
         np.zeros(n),
         np.zeros(n),
@@ -152,8 +165,8 @@ def _run(
         FORCED if policy is None else policy.number,
         np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64),
         table_arrays(empty_table() if policy is None else policy.table),
-        explore,
-        topology.overhead_s,
+        float(explore),
+        float(topology.overhead_s),
         np.asarray(topology.profile.handoff.as_list()),
         (np.zeros(topology.prefill_engines), np.zeros(topology.decode_engines)),
     )
@@ -188,10 +201,40 @@ def _measured(trace: Trace, slo: SloTargets, outcome: Outcome, preemptions: int)
     )
 
 
+def _column(values: npt.ArrayLike, dtype: npt.DTypeLike) -> Any:
+    """The values as the one kind of array that the simulator is compiled for."""
+    return np.require(values, dtype, ["C", "W"])
+
+
+def _predicted_column(predicted_tokens: npt.ArrayLike, n: int) -> Any:
+    predicted = np.asarray(predicted_tokens, np.float64)
+    if predicted.shape not in ((), (n,)):
+        raise ConfigError(f"predicted_tokens has shape {predicted.shape}: must be one number or {n}, one a request")
+    if not np.all(np.isfinite(predicted)) or np.any(predicted < 0.0):
+        raise ConfigError("predicted_tokens must be finite and at least 0")
+    return np.broadcast_to(predicted, n).copy()
+
+
+def _require_choices(trace: Trace, topology: Topology, action: Ints, prefill: Ints, decode: Ints) -> None:
+    if not len(action) == len(prefill) == len(decode) == len(trace):
+        raise TraceError(f"trace {trace.name!r} has {len(trace)} requests, its choices differ in number")
+    remote = np.asarray(action) == REMOTE
+    known = (np.asarray(decode) >= 0) & (np.asarray(decode) < topology.decode_engines)
+    known &= ~remote | ((np.asarray(prefill) >= 0) & (np.asarray(prefill) < topology.prefill_engines))
+    if not np.all(known):
+        row = int(np.argmin(known))
+        raise TraceError(
+            f"trace {trace.name!r}: request {row} ran on prefill engine {prefill[row]} and decode engine "
+            f"{decode[row]}, which {topology} lacks: replay with the topology of the journal"
+        )
+
+
 def _require_fits(trace: Trace, profile: HardwareProfile) -> None:
+    if len(trace) == 0:
+        raise TraceError(f"trace {trace.name!r} has no requests: nothing to simulate")
     total = trace.prompt_tokens + trace.output_tokens
-    limit = min(profile.max_model_len_tokens, profile.kv_tokens)
-    if len(trace) and int(total.max()) > limit:
+    limit = min(profile.max_model_len_tokens, profile.kv_tokens // profile.block_tokens * profile.block_tokens)
+    if int(total.max()) > limit:
         raise TraceError(
             f"trace {trace.name!r} has a request of {int(total.max())} tokens, the engines hold {limit}: "
             "drop such rows at import"

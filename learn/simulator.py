@@ -1,7 +1,7 @@
 """The simulator: the engine model under an event queue, compiled; a router's view of the fleet beside it.
 
-Events are arrivals (from the trace), legs that reach their engine, KV transfers that complete (both on a small
-heap) and the ends of engine steps. Equal times are taken in that order of creation, so a run is deterministic.
+What happens: ends of engine steps, events (legs that reach their engine, KV transfers that complete) and arrivals
+from the trace. Equal times are taken in that order, events in the order they were made, so a run is deterministic.
 """
 
 from typing import Any, NamedTuple
@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from learn.compiled import compile_with_callees, jit
 from learn.core import HELD, LOCAL, PREFILL_LEG, PULL, Core
-from learn.engine import begin_step, end_step, interrupt, loaded, release, submit
+from learn.engine import begin_step, end_step, loaded, release, submit
+from learn.events import PULLED, SUBMIT, Events, drop_first_event, push_event
 from learn.kv_cache import cached_entries
+from learn.planned_steps import interrupt, settle_blocks
 from serve_table import decision, step_time
 from serve_table.decision import Decision, Draws, Fleet, Request, Table
 
@@ -21,9 +23,6 @@ handoff_time_s = compile_with_callees(step_time.handoff_time_s)
 
 FORCED = -1
 """In place of a policy: the choices are given."""
-
-SUBMIT = 0
-PULLED = 1
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -55,58 +54,15 @@ class Outcome(NamedTuple):
 
 
 class State(NamedTuple):
-    """The run's own state. event_size (1,). next_end_s (n_engines,): infinity where idle.
+    """The run's own state. next_end_s (n_engines,): infinity where idle.
 
     prefill_uncached and decode_uncached (n_requests,): what the router reserved for a request.
     """
 
-    event_s: Floats
-    event_kind: Ints
-    event_sequence: Ints
-    event_size: Ints
+    events: Events
     next_end_s: Floats
     prefill_uncached: Floats
     decode_uncached: Floats
-
-
-@jit
-def _push_event(state: State, time_s: float, kind: int, sequence: int) -> None:
-    i = state.event_size[0]
-    state.event_size[0] = i + 1
-    while i > 0:
-        parent = (i - 1) // 2
-        if state.event_s[parent] <= time_s:
-            break
-        state.event_s[i] = state.event_s[parent]
-        state.event_kind[i] = state.event_kind[parent]
-        state.event_sequence[i] = state.event_sequence[parent]
-        i = parent
-    state.event_s[i] = time_s
-    state.event_kind[i] = kind
-    state.event_sequence[i] = sequence
-
-
-@jit
-def _drop_first_event(state: State) -> None:
-    size = state.event_size[0] - 1
-    state.event_size[0] = size
-    time_s = state.event_s[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and state.event_s[child + 1] < state.event_s[child]:
-            child += 1
-        if time_s <= state.event_s[child]:
-            break
-        state.event_s[i] = state.event_s[child]
-        state.event_kind[i] = state.event_kind[child]
-        state.event_sequence[i] = state.event_sequence[child]
-        i = child
-    state.event_s[i] = time_s
-    state.event_kind[i] = state.event_kind[size]
-    state.event_sequence[i] = state.event_sequence[size]
 
 
 @jit
@@ -116,7 +72,7 @@ def _start(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None
     for k in range(core.engines[e].pulls):
         s = core.pulls[e, k]
         tokens = core.sequences[s].prompt_tokens - core.sequences[s].cached_tokens
-        _push_event(state, now_s + handoff_time_s(handoff, float(tokens)), PULLED, s)
+        push_event(state.events, now_s + handoff_time_s(handoff, float(tokens)), PULLED, s)
     state.next_end_s[e] = core.engines[e].step_end_s if begun else np.inf
 
 
@@ -135,6 +91,7 @@ def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Fl
     """Tokens of request i's prompt that each engine of a pool holds, into `cached`."""
     for k in range(len(cached)):
         e = first_engine + k
+        settle_blocks(core, e, load.arrival_s[i])
         entries = cached_entries(core, e, load.chain_start[i], load.chain_length[i], load.prompt_tokens[i])
         cached[k] = float(entries * core.engines[e].entry_tokens)
 
@@ -228,7 +185,7 @@ def _complete(
             fleet.prefill_requests[e] -= 1.0
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
-            _push_event(state, engine.step_end_s + overhead_s, SUBMIT, s + 1)
+            push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
         return answered
     d = e - n_prefill
     for k in range(engine.first_tokens):
@@ -278,12 +235,13 @@ def run(
     cached: scratch arrays (n_prefill,) and (n_decode,), since compiled functions do not allocate.
     """
     n = len(load.arrival_s)
+    events = state.events
     arrived = 0
     answered = 0
     while answered < n:
         e = _next_end(state.next_end_s)
         engine_s = state.next_end_s[e]
-        event_s = state.event_s[0] if state.event_size[0] > 0 else np.inf
+        event_s = events.time_s[0] if events.size[0] > 0 else np.inf
         arrival_s = load.arrival_s[arrived] if arrived < n else np.inf
         if engine_s <= event_s and engine_s <= arrival_s:
             if engine_s == np.inf:
@@ -292,9 +250,9 @@ def run(
             answered += _complete(core, load, outcome, fleet, state, e, n_prefill, overhead_s)
             _start(core, state, e, engine_s, handoff)
         elif event_s <= arrival_s:
-            kind = state.event_kind[0]
-            s = state.event_sequence[0]
-            _drop_first_event(state)
+            kind = events.kind[0]
+            s = events.sequence[0]
+            drop_first_event(events)
             i = s // 2
             e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
             if kind == SUBMIT:
@@ -308,7 +266,7 @@ def run(
             _touch(core, state, e, event_s, handoff)
         else:
             s = _arrive(core, load, outcome, fleet, state, arrived, n_prefill, policy, params, table, explore, cached)
-            _push_event(state, arrival_s + overhead_s, SUBMIT, s)
+            push_event(state.events, arrival_s + overhead_s, SUBMIT, s)
             arrived += 1
     return answered
 

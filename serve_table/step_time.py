@@ -74,6 +74,11 @@ class HardwareProfile:
     max_num_batched_tokens: int
     max_model_len_tokens: int
 
+    def __post_init__(self) -> None:
+        for field in ("kv_tokens", "block_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len_tokens"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"profile {self.name!r}: {field} is {getattr(self, field)}: must be at least 1")
+
 
 def require_finite_and_not_negative(constants: object) -> None:
     """Raise ConfigError naming the first field of a constants record that is negative or not finite."""
