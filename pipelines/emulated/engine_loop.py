@@ -146,12 +146,14 @@ class EngineLoop:
         return int(counts[0]), int(counts[1])
 
     def block_labels(self, sequence: Sequence) -> list[int]:
-        """Numbers that stand for a sequence's KV blocks: the ids of its prefix, and one for what is not full."""
+        """Numbers that stand for the KV blocks of a sequence's prompt: its prefix ids, then labels of its own."""
         if sequence.slot is None:
             return []
         start = sequence.slot * self._chain_room
         labels: list[int] = self._core.entry_ids[start : start + sequence.chain_length].tolist()
-        return labels + [len(self._core.entry_references[0]) + sequence.slot]
+        n_blocks = -(-len(sequence.prompt) // self.profile.block_tokens)
+        first_own = len(self._core.entry_references[0]) + sequence.slot * self._chain_room
+        return labels + list(range(first_own, first_own + n_blocks - len(labels)))
 
     def close(self) -> None:
         """Take no further step."""
