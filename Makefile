@@ -47,7 +47,7 @@ workload: venv
 	$(RUTTER) workload $(TRACE) $(ARGS)
 
 fidelity: venv
-	$(RUTTER) fidelity $(TRACE_ARGS) $(ARGS)
+	$(RUTTER) fidelity $(RUN_ARGS) $(TRACE_ARGS) $(ARGS)
 
 bench: venv
 	$(RUTTER) bench $(ARGS)
