@@ -1,6 +1,7 @@
 """`rutter collect`: run a workload through a cluster, with a router in front that explores and journals."""
 
 import argparse
+from pathlib import Path
 
 import msgspec
 
@@ -10,6 +11,7 @@ from pipelines.attempts import Attempts
 from pipelines.live_run import (
     ClusterConfig,
     RunPolicy,
+    Say,
     add_cluster_arguments,
     cluster_from,
     engines_of,
@@ -18,6 +20,7 @@ from pipelines.live_run import (
 from pipelines.progress import Progress
 from pipelines.stages import Run, Stage, add_run_arguments, run_from
 from pipelines.workload_spec import WorkloadSpec, default_name, requests_of
+from serve_table.artifact import write_atomically
 from serve_table.errors import ClusterError, ConfigError
 from serve_table.policy import POLICIES
 from serve_table.slo import targets_from_profile
@@ -29,9 +32,10 @@ PROFILE_OVERHEAD_S = 0.003
 
 
 class CollectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides what is collected."""
+    """What decides what is collected. rate: None asks for the rate where round robin is in mid-collapse."""
 
     workload: WorkloadSpec
+    rate: float | None
     cluster: ClusterConfig
     policy: str
     explore: float
@@ -59,32 +63,33 @@ def run(args: argparse.Namespace) -> int:
     with run_.lock():
         stage = run_.begin("collect", msgspec.to_builtins(config))
         if stage.record is not None:
-            print(f"collect: already done, journal in {stage.folder / 'journal'}; another --run collects anew")
+            say(f"already done, journal in {stage.folder / 'journal'}; another --run collects anew")
             return 0
         for change in stage.changes:
-            print(f"collect: collecting anew, {change}")
+            say(f"collecting anew, {change}")
         collect(run_, stage, config)
     return 0
 
 
 def config_from(args: argparse.Namespace) -> CollectConfig:
-    """The checked configuration, its rate found where none is given."""
+    """The checked configuration; the workload's rate is a placeholder until `workload_of` finds it."""
     cluster = cluster_from(args)
     if args.policy not in POLICIES or args.policy == "table":
         known = ", ".join(name for name in POLICIES if name != "table")
         raise ConfigError(f"--policy {args.policy!r}: collect with one of {known}")
     if args.requests < 100:
         raise ConfigError(f"--requests {args.requests}: at least 100 are needed to learn anything")
+    if args.rate is not None and not 0.0 < args.rate < float("inf"):
+        raise ConfigError(f"--rate {args.rate} must be above 0")
     if not 0.0 <= args.explore <= 1.0:
         raise ConfigError(f"--explore {args.explore} must be from 0 to 1")
     profile = hardware_profile(cluster.hardware)
     name, why = (args.trace, "as asked") if args.trace else default_name()
-    print(f"collect: workload {name}, {why}", flush=True)
+    say(f"workload {name}, {why}")
     spec = WorkloadSpec(name, args.requests, args.seed, args.start, 1.0, args.tight_share, profile.max_model_len_tokens)
-    topology = Topology(max(cluster.prefill_engines, 1), cluster.decode_engines, profile, PROFILE_OVERHEAD_S)
-    spec = msgspec.structs.replace(spec, requests_per_s=args.rate or mid_collapse_rate(spec, topology))
     return CollectConfig(
         workload=spec,
+        rate=args.rate,
         cluster=cluster,
         policy=args.policy,
         explore=args.explore,
@@ -92,45 +97,66 @@ def config_from(args: argparse.Namespace) -> CollectConfig:
     )
 
 
-def mid_collapse_rate(spec: WorkloadSpec, topology: Topology) -> float:
+def say(line: str) -> None:
+    print(f"collect: {line}", flush=True)
+
+
+def workload_of(stage: Stage, config: CollectConfig) -> tuple[WorkloadSpec, Path]:
+    """The workload with its rate, found once and kept in the stage's folder; and its file."""
+    path = stage.folder / "workload.json"
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=WorkloadSpec), path
+    cluster = config.cluster
+    profile = hardware_profile(cluster.hardware)
+    topology = Topology(max(cluster.prefill_engines, 1), cluster.decode_engines, profile, PROFILE_OVERHEAD_S)
+    rate = config.rate or mid_collapse_rate(config.workload, topology, say)
+    spec = msgspec.structs.replace(config.workload, requests_per_s=rate)
+    write_atomically(path, msgspec.json.encode(spec))
+    return spec, path
+
+
+def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say) -> float:
     """The rate at which the simulator has round robin in mid-collapse, to three digits."""
-    print("collect: finding the rate at which round robin is in mid-collapse (simulated)", flush=True)
+    say("finding the rate at which round robin is in mid-collapse (simulated)")
     traces = [requests_of(msgspec.structs.replace(spec, seed=spec.seed + k)) for k in range(SATURATION_WINDOWS)]
     rate = saturation_rate(traces, topology, targets_from_profile(topology.profile))
     rate = float(f"{rate:.3g}")
-    print(f"collect: {rate:g} requests/s, where round robin's goodput is about {MID_COLLAPSE:.2f}")
+    say(f"{rate:g} requests/s, where round robin's goodput is about {MID_COLLAPSE:.2f}")
     return rate
 
 
 def collect(run_: Run, stage: Stage, config: CollectConfig) -> None:
     """Send what has no journal row yet, check the outcome and finish the stage."""
-    trace = requests_of(config.workload)
+    spec, spec_path = workload_of(stage, config)
+    trace = requests_of(spec)
     for note in trace.notes:
-        print(f"collect: {note}")
+        say(note)
     journal = stage.folder / "journal"
     attempts = Attempts(stage.folder)
     left = attempts.left(journal, len(trace))
     if len(left) < len(trace):
-        print(f"collect: continuing, {len(trace) - len(left)} of {len(trace)} requests are journaled already")
+        say(f"continuing, {len(trace) - len(left)} of {len(trace)} requests are journaled already")
     if len(left):
         progress = Progress("collect", total=len(trace), done=len(trace) - len(left))
         # A seed of its own for each attempt: equal prompts would find a warm cache, equal draws explore nothing new.
         seed = config.seed + 1000 * len(attempts.paths())
         policy = RunPolicy(config.policy, explore=config.explore, seed=seed)
-        with engines_of(config.cluster, stage.folder) as engines:
+        with engines_of(config.cluster, stage.folder, say) as engines:
             prefix = attempts.begin(left)
             report = send_through_router(
                 config.cluster, engines, policy, trace.rows(left), stage.folder, progress, prefix
             )
         for line in report.lines():
-            print(f"collect: {line}")
+            say(line)
         if not report.complete:
             raise KeyboardInterrupt
+        if not engines.kept_pace:
+            say("the engines did not keep their step times: the journal shows a slower cluster than the asked one")
         missing = attempts.left(journal, len(trace))
         if len(missing) > 0.01 * len(trace):
             raise ClusterError(
                 f"{len(missing)} of {len(trace)} requests have no journal row; the router's log is "
                 f"{stage.folder / 'router.log'}. Run the same command to send them again"
             )
-    run_.finish("collect", msgspec.to_builtins(config), {"journal": journal})
-    print(f"collect: done, {len(trace)} requests; journal in {journal}")
+    run_.finish("collect", msgspec.to_builtins(config), {"journal": journal, "workload": spec_path})
+    say(f"done, {len(trace)} requests; journal in {journal}")

@@ -84,8 +84,8 @@ def held_out_traces(trained: TrainConfig, n_traces: int) -> tuple[list[Trace], s
     From a known workload: other windows or seeds of it. From journals alone: the later part of each run, which the
     search did not see, with arrivals resampled.
     """
-    if trained.collected is not None:
-        spec = trained.collected.workload
+    if trained.workload is not None:
+        spec = trained.workload
         kind = "other seeds" if spec.is_synthetic else "later windows"
         return held_out(spec, n_traces), f"{kind} of {spec.name} at {spec.requests_per_s:g} requests/s"
     paths = [Path(path) for path in trained.journals]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ class Agreement(msgspec.Struct, frozen=True):
     live: dict[str, float]
     simulated: dict[str, float]
     within_limits: bool
-    generator_kept_schedule: bool
+    load_kept_schedule: bool
+    engines_kept_pace: bool
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -86,6 +88,14 @@ class Measured:
     ttft_s: Floats
     tpot_s: Floats
     slo_met: npt.NDArray[np.bool_]
+    conditions: "Conditions"
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """Whether a live run was what it should be: requests sent when due, emulated steps as long as asked."""
+
+    load_kept_schedule: bool
+    engines_kept_pace: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,15 +123,15 @@ def run(args: argparse.Namespace) -> int:
     costs = Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"][0]))
     topology = fitted_topology(cluster.prefill_engines, cluster.decode_engines, profile, costs)
     spec = workload_from(args, profile.max_model_len_tokens)
-    spec = msgspec.structs.replace(spec, requests_per_s=args.rate or mid_collapse_rate(spec, topology))
+    spec = msgspec.structs.replace(spec, requests_per_s=args.rate or mid_collapse_rate(spec, topology, say))
     trace = requests_of(spec)
     run_ = run_from(args)
     agreements = []
     with run_.lock():
         for name in args.policies:
             config = FidelityConfig(spec, cluster, name, artifact.digest(), args.seed)
-            measured, kept = live(run_, config, args.artifact, trace)
-            agreements.append(agreement(name, trace, topology, artifact, measured, kept, args.seed))
+            measured = live(run_, config, args.artifact, trace)
+            agreements.append(agreement(name, trace, topology, artifact, measured, args.seed))
     report = Report(
         cluster_kind=cluster.kind,
         topology=str(topology),
@@ -139,6 +149,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(found.within_limits for found in agreements) else 1
 
 
+def say(line: str) -> None:
+    """Standard output is for the report alone."""
+    print(f"fidelity: {line}", file=sys.stderr, flush=True)
+
+
 def workload_from(args: argparse.Namespace, max_model_len_tokens: int) -> WorkloadSpec:
     """The requests to run, from the flags; the rate is left to be found."""
     name = args.trace if args.trace else default_name()[0]
@@ -147,37 +162,40 @@ def workload_from(args: argparse.Namespace, max_model_len_tokens: int) -> Worklo
     return msgspec.structs.replace(spec, start=start)
 
 
-def live(run_: Run, config: FidelityConfig, artifact: Path, trace: Trace) -> tuple[Measured, bool]:
-    """The policy's run on the cluster, from its journal where it is done already; whether load kept its schedule."""
+def live(run_: Run, config: FidelityConfig, artifact: Path, trace: Trace) -> Measured:
+    """The policy's run on the cluster, from its journal where it is done already."""
     name = f"fidelity-{config.policy}"
     stage = run_.begin(name, msgspec.to_builtins(config))
-    kept_path = stage.folder / "kept-schedule.json"
+    conditions_path = stage.folder / "conditions.json"
     attempts = Attempts(stage.folder)
     journal = stage.folder / "journal"
     if stage.record is None:
         # A run is one piece: half of it from another attempt would not be the same load.
         attempts.discard(journal)
         chosen = RunPolicy(config.policy, artifact=artifact, seed=config.seed)
-        with engines_of(config.cluster, stage.folder) as engines:
+        with engines_of(config.cluster, stage.folder, say) as engines:
             prefix = attempts.begin(np.arange(len(trace)))
             progress = Progress(f"fidelity {config.policy}", total=len(trace))
             report = send_through_router(config.cluster, engines, chosen, trace, stage.folder, progress, prefix)
         if not report.complete:
             raise KeyboardInterrupt
         for line in report.lines():
-            print(f"fidelity: {config.policy}: {line}")
-        write_atomically(kept_path, json.dumps(report.kept_schedule).encode())
-        run_.finish(name, msgspec.to_builtins(config), {"journal": journal, "kept": kept_path})
-    kept = bool(json.loads(kept_path.read_bytes()))
+            say(f"{config.policy}: {line}")
+        conditions = Conditions(report.kept_schedule, engines.kept_pace)
+        write_atomically(conditions_path, msgspec.json.encode(conditions))
+        run_.finish(name, msgspec.to_builtins(config), {"journal": journal, "conditions": conditions_path})
+    conditions = msgspec.json.decode(conditions_path.read_bytes(), type=Conditions)
     rows = list(JournalReader([journal]))
     if len(rows) < len(trace):
         raise ClusterError(f"{len(trace) - len(rows)} of {len(trace)} requests have no journal row in {journal}")
-    return measured_from(rows, len(trace)), kept
+    return measured_from(rows, len(trace), conditions)
 
 
-def measured_from(rows: Sequence[Row], n_requests: int) -> Measured:
+def measured_from(rows: Sequence[Row], n_requests: int, conditions: Conditions) -> Measured:
     """The journal's outcomes by request; client ids end in the request's index."""
-    measured = Measured(np.full(n_requests, np.nan), np.full(n_requests, np.nan), np.zeros(n_requests, bool))
+    measured = Measured(
+        np.full(n_requests, np.nan), np.full(n_requests, np.nan), np.zeros(n_requests, bool), conditions
+    )
     for row in rows:
         i = int((row.client_id or "").rpartition("-")[2])
         measured.ttft_s[i] = np.nan if row.ttft_s is None else row.ttft_s
@@ -187,7 +205,7 @@ def measured_from(rows: Sequence[Row], n_requests: int) -> Measured:
 
 
 def agreement(
-    name: str, trace: Trace, topology: Topology, artifact: Artifact, measured: Measured, kept: bool, seed: int
+    name: str, trace: Trace, topology: Topology, artifact: Artifact, measured: Measured, seed: int
 ) -> Agreement:
     """Simulate the same and compare."""
     chosen = policy(name, artifact=artifact if name == "table" else None)
@@ -199,7 +217,17 @@ def agreement(
     within = abs(goodput - simulated.goodput) <= GOODPUT_LIMIT and all(
         abs(times[key] / live_times[key] - 1.0) <= TIME_LIMIT for key in times
     )
-    return Agreement(name, len(trace), goodput, simulated.goodput, live_times, times, within, kept)
+    return Agreement(
+        name,
+        len(trace),
+        goodput,
+        simulated.goodput,
+        live_times,
+        times,
+        within,
+        measured.conditions.load_kept_schedule,
+        measured.conditions.engines_kept_pace,
+    )
 
 
 def percentile(values: Floats, q: float) -> float:
@@ -226,6 +254,9 @@ def report_lines(report: Report) -> list[str]:
                 f"{simulated / value - 1.0:>+12.1%}"
             )
         verdict = "within limits" if found.within_limits else "OUT OF LIMITS"
-        note = "" if found.generator_kept_schedule else "; the load generator did not keep its schedule"
-        lines.append(f"{'':<14}{verdict}{note}")
+        lines.append(f"{'':<14}{verdict}")
+        if not found.load_kept_schedule:
+            lines.append(f"{'':<14}the load generator did not keep its schedule: do not trust the live side")
+        if not found.engines_kept_pace:
+            lines.append(f"{'':<14}the engines did not keep their step times: take a larger --dilation")
     return lines

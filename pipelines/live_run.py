@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,9 @@ from serve_table.step_time import hardware_profile
 
 EMULATED = "emulated"
 EXISTING = "existing"
+Say = Callable[[str], None]
+"""Tells a person one line."""
+
 DEFAULT_DILATION = 2.0
 """Of the embedded emulated cluster: two cores keep a saturated 2P+4D's step times at it."""
 
@@ -76,17 +79,18 @@ def cluster_from(args: argparse.Namespace) -> ClusterConfig:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Engines:
-    """Where the engines are."""
+    """Where the engines are. kept_pace: whether emulated ones kept the asked step times, once they have ended."""
 
     prefill_urls: tuple[str, ...]
     decode_urls: tuple[str, ...]
+    kept_pace: bool = True
 
 
 @contextmanager
-def engines_of(cluster: ClusterConfig, folder: Path) -> Iterator[Engines]:
-    """The existing engines, or an emulated cluster for the time of the block, its pace printed at the end."""
+def engines_of(cluster: ClusterConfig, folder: Path, say: Say) -> Iterator[Engines]:
+    """The existing engines, or an emulated cluster for the time of the block, its pace said at the end."""
     if cluster.kind != EMULATED:
         yield Engines(cluster.prefill_urls, cluster.decode_urls)
         return
@@ -98,10 +102,13 @@ def engines_of(cluster: ClusterConfig, folder: Path) -> Iterator[Engines]:
         cluster.dilation,
         model=cluster.model,
         folder=folder / "engines",
+        say=say,
     ) as emulated:
-        yield Engines(tuple(emulated.prefill_urls), tuple(emulated.decode_urls))
+        engines = Engines(tuple(emulated.prefill_urls), tuple(emulated.decode_urls))
+        yield engines
+        engines.kept_pace = all(report.kept for report in emulated.pacing().values())
         for line in emulated.pacing_lines():
-            print(line)
+            say(line)
 
 
 @dataclass(frozen=True)

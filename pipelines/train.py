@@ -16,6 +16,7 @@ from learn.training import Learned, Searched, learn_from, search_policies, train
 from pipelines.collect import CollectConfig
 from pipelines.progress import Progress
 from pipelines.stages import Run, Stage, add_run_arguments, digest_of_path, run_from
+from pipelines.workload_spec import WorkloadSpec
 from serve_table.artifact import Artifact, save, write_atomically
 from serve_table.errors import ConfigError, RunError
 from serve_table.journal import JournalReader
@@ -28,7 +29,8 @@ JOURNAL_TRAINING_SHARE = 0.75
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides what is learned. journals: path to digest of its content. collected: how, where known."""
+    """What decides what is learned. journals: path to digest of its content. workload: what was
+    sent, where the run collected it itself."""
 
     journals: dict[str, str]
     hardware: str
@@ -37,7 +39,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: int
     seed: int
     storage: str | None
-    collected: CollectConfig | None
+    workload: WorkloadSpec | None
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,16 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
 def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainConfig]:
     """The journals to read, and the configuration; those that the run collected where none are given."""
-    collected: CollectConfig | None = None
+    workload: WorkloadSpec | None = None
+    hardware = "a40-3b"
     if args.journal:
         paths = list(args.journal)
         digests = {str(path): digest_of_journal(path) for path in paths}
     else:
         record = run_.latest("collect")
-        collected = msgspec.json.decode(record.config, type=CollectConfig)
+        hardware = msgspec.json.decode(record.config, type=CollectConfig).cluster.hardware
+        workload = msgspec.json.decode(run_.output_path(record, "workload").read_bytes(), type=WorkloadSpec)
         paths = [run_.output_path(record, "journal")]
         digests = {"collected": record.outputs["journal"].digest}
-    hardware = args.hardware or (collected.cluster.hardware if collected is not None else "a40-3b")
+    hardware = args.hardware or hardware
     hardware_profile(hardware)
     return paths, TrainConfig(
         journals=digests,
@@ -110,7 +114,7 @@ def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainC
         jobs=args.jobs,
         seed=args.seed,
         storage=args.storage,
-        collected=collected,
+        workload=workload,
     )
 
 
@@ -153,7 +157,7 @@ def journal_runs(paths: list[Path], frame: CleanFrame) -> list[JournalTrace]:
 
 def training_traces(journals: list[JournalTrace], config: TrainConfig) -> list[Trace]:
     """What the search may see: all of it where other traces of the kind can be had, else the earlier part."""
-    if config.collected is not None:
+    if config.workload is not None:
         return [journal.trace for journal in journals]
     return [journal.trace.window(0, training_end(journal)) for journal in journals]
 
@@ -241,7 +245,7 @@ def artifact_of(
         learned.cost_fit.costs,
         slo,
         record,
-        workload=config.collected.workload.name if config.collected is not None else JOURNAL_WORKLOAD,
+        workload=config.workload.name if config.workload is not None else JOURNAL_WORKLOAD,
         prefill_engines=max(len(journal.prefill_engines) for journal in journals),
         decode_engines=max(len(journal.decode_engines) for journal in journals),
     )
