@@ -145,7 +145,8 @@ def test_up_that_is_interrupted_leaves_no_engine(how: signal.Signals) -> None:
     # Health is never reached: the command is caught while it waits.
     program = (
         "import sys; from pipelines.emulated import cluster; cluster.is_healthy = lambda *_, **__: False\n"
-        "from pipelines.cli import main; sys.exit(main(['cluster', 'up', 'emulated', '--prefill', '0', '--decode', '2']))"
+        "from pipelines.cli import main\n"
+        "sys.exit(main(['cluster', 'up', 'emulated', '--prefill', '0', '--decode', '2']))"
     )
     command = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SOURCES}, stderr=subprocess.PIPE, text=True
@@ -168,25 +169,24 @@ def test_up_that_is_interrupted_leaves_no_engine(how: signal.Signals) -> None:
 
 
 def test_an_embedded_cluster_serves_reports_and_ends_with_its_block(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the run failed"):
-        with cluster.start_emulated(1, 1, A40_3B, 0.5, folder=tmp_path / "engines", say=lambda _: None) as running:
-            engines = running.engines
-            assert len(running.prefill_urls) == len(running.decode_urls) == 1
-            body = {"prompt": "x" * 64, "max_tokens": 5}
-            answer = httpx.post(f"{running.decode_urls[0]}/v1/completions", json=body, trust_env=False)
-            assert answer.json()["usage"]["completion_tokens"] == 5
-            reports = running.pacing()
-            assert list(reports) == running.prefill_urls + running.decode_urls
-            assert [report.steps for report in reports.values()] == [0, 5]
-            assert "2 of 2 engines kept" in running.pacing_lines()[0]
-            running.reset_pacing()
-            assert sum(report.steps for report in running.pacing().values()) == 0
-            os.kill(engines[1].pid, signal.SIGKILL)
-            with pytest.raises(ClusterError, match="decode-0 was killed by signal 9"):
-                for _ in range(200):
-                    running.require_running()
-                    time.sleep(0.01)
-            raise RuntimeError("the run failed")
+    starting = cluster.start_emulated(1, 1, A40_3B, 0.5, folder=tmp_path / "engines", say=lambda _: None)
+    with pytest.raises(RuntimeError, match="the run failed"), starting as running:
+        engines = running.engines
+        assert len(running.prefill_urls) == len(running.decode_urls) == 1
+        body = {"prompt": "x" * 64, "max_tokens": 5}
+        answer = httpx.post(f"{running.decode_urls[0]}/v1/completions", json=body, trust_env=False)
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        reports = running.pacing()
+        assert list(reports) == running.prefill_urls + running.decode_urls
+        assert [report.steps for report in reports.values()] == [0, 5]
+        assert "2 of 2 engines kept" in running.pacing_lines()[0]
+        running.reset_pacing()
+        assert sum(report.steps for report in running.pacing().values()) == 0
+        os.kill(engines[1].pid, signal.SIGKILL)
+        wait_until_gone(engines[1].pid)
+        with pytest.raises(ClusterError, match="decode-0 was killed by signal 9"):
+            running.require_running()
+        raise RuntimeError("the run failed")
     assert not any(map(is_alive, engines))
 
 

@@ -76,7 +76,7 @@ async def test_a_lease_expires_and_frees_the_blocks() -> None:
         handle = await prefill.prefill(PROMPT)
         began_s = time.monotonic()
         await prefill.until_idle()
-        assert 0.08 < time.monotonic() - began_s < 0.5  # half an engine second is 0.1 s here
+        assert 0.08 < time.monotonic() - began_s < 0.4  # half an engine second is 0.1 s here
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
         late = await decode.post("/v1/completions", {**BODY, "kv_transfer_params": handle})
         assert late.status_code == 500
@@ -141,9 +141,9 @@ async def test_a_pull_takes_the_hand_off_time_of_what_is_not_cached(dilation: fl
             assert (await decode.post("/v1/completions", body)).status_code == 200
             return time.monotonic() - began_s
 
-        assert 0.25 * dilation <= await pull_s(1) < 0.25 * dilation + 0.15
+        assert 0.25 * dilation <= await pull_s(1) < 0.25 * dilation + 1.0
         # 192 of the 200 tokens are there now.
-        assert 0.058 * dilation <= await pull_s(1) < 0.058 * dilation + 0.15
+        assert 0.058 * dilation <= await pull_s(1) < 0.25 * dilation
 
 
 async def test_a_client_that_leaves_after_the_prefill_answer_changes_nothing() -> None:

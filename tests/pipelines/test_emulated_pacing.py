@@ -52,10 +52,10 @@ async def test_lateness_does_not_add_up() -> None:
         loop = asyncio.get_running_loop()
 
         def disturb() -> None:
-            time.sleep(0.004)
-            loop.call_later(0.006, disturb)
+            time.sleep(0.008)
+            loop.call_later(0.002, disturb)
 
-        loop.call_later(0.006, disturb)
+        loop.call_later(0.002, disturb)
         body = {"prompt": "x", "max_tokens": 61, "ignore_eos": True, "stream": True}
         async with leaving_client(engine, body) as reader:
             await reader.readuntil(b"\r\n\r\n")
@@ -63,7 +63,7 @@ async def test_lateness_does_not_add_up() -> None:
             began_s = time.monotonic()
             await reader.readuntil(b"[DONE]")
             # 60 steps of 10 ms, however late each wake-up was.
-            assert time.monotonic() - began_s == pytest.approx(0.6, abs=0.06)
+            assert time.monotonic() - began_s == pytest.approx(0.6, abs=0.1)
 
 
 async def test_an_engine_that_cannot_keep_its_times_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,4 +98,4 @@ async def test_dilation_stretches_engine_time() -> None:
     async with emulated_engine(profile=PACED, dilation=2.0) as engine:
         began_s = time.monotonic()
         await engine.post("/v1/completions", {"prompt": "x", "max_tokens": 20, "ignore_eos": True})
-        assert 0.4 <= time.monotonic() - began_s < 0.6
+        assert 0.4 <= time.monotonic() - began_s < 1.0
