@@ -54,7 +54,9 @@ class EngineResponse:
         self._head_done = False
         self._body_begun = False
         self._framed = False
+        self._keep_alive = False
         self._complete = False
+        self._surplus = False
         self._error: Exception | None = None
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
@@ -109,7 +111,7 @@ class EngineResponse:
         if self._paused:
             connection.resume_reading()
         if self._complete and self._error is None:
-            connection.finished(self._framed and self._parser.should_keep_alive())
+            connection.finished(self._keep_alive and not self._surplus)
         else:
             connection.abort()
 
@@ -117,10 +119,6 @@ class EngineResponse:
 
     def feed(self, data: bytes) -> None:
         self.received_any = True
-        if self._complete:
-            # Bytes that nobody asked for: the connection cannot be trusted with another request.
-            self.fail(EngineProtocolError(f"{self._url} sent more than its answer"))
-            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -146,17 +144,28 @@ class EngineResponse:
 
     # Called by httptools.
 
+    def on_message_begin(self) -> None:
+        # A second answer that nobody asked for: the connection cannot be trusted with another request.
+        self._surplus = self._complete
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self._surplus:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._surplus:
+            return
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+            # Asked here, since the parser forgets the head once the message is complete.
+            self._keep_alive = self._framed and self._parser.should_keep_alive()
             self._head_done = True
             self._wake()
 
     def on_body(self, data: bytes) -> None:
+        if self._surplus:
+            return
         self._body_begun = True
         self._chunks.append(data)
         self._buffered_bytes += len(data)

@@ -14,6 +14,9 @@ from serve_table.errors import RequestError
 Fields = dict[str, msgspec.Raw]
 T = TypeVar("T")
 
+MAX_LIMIT_TOKENS = 10**9
+"""Above any context length; JSON integers have no bound, floats have."""
+
 KV_FIELD = "kv_transfer_params"
 EXTRA_FIELDS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 """Dictionaries whose entries engines read as if they stood at the top, or hand to the KV connector."""
@@ -77,7 +80,7 @@ def read(fields: Fields, name: str, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 
@@ -86,7 +89,7 @@ def output_limit_tokens(fields: Fields, endpoint: Endpoint) -> int | None:
     for name in endpoint.limit_fields:
         limit = read(fields, name, int)
         if limit is not None:
-            return limit
+            return min(limit, MAX_LIMIT_TOKENS)
     return endpoint.default_limit_tokens
 
 

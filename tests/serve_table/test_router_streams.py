@@ -38,33 +38,33 @@ async def test_f08_ttft_is_the_first_event_with_text(tmp_path: Path, content: st
         (0.31, chat_event({}, "stop") + usage_event() + DONE),
     ]
     row = await timed_stream(tmp_path, CHAT, pieces)
-    assert row.ttft_s == pytest.approx(0.3, abs=0.03)
+    assert row.ttft_s == pytest.approx(0.3, abs=0.08)
 
 
 async def test_f08_completions_have_no_role_event(tmp_path: Path) -> None:
     row = await timed_stream(tmp_path, COMPLETIONS, [(0.1, text_event("a")), (0.11, text_event("b", "stop") + DONE)])
-    assert row.ttft_s == pytest.approx(0.1, abs=0.03)
+    assert row.ttft_s == pytest.approx(0.1, abs=0.08)
 
 
 @pytest.mark.parametrize("delta", [{"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}])
 async def test_f08_reasoning_and_tool_calls_are_text(tmp_path: Path, delta: dict[str, Any]) -> None:
-    pieces = [(0.05, chat_event(delta)), (0.25, chat_event({"content": "late"}, "stop") + DONE)]
+    pieces = [(0.05, chat_event(delta)), (0.35, chat_event({"content": "late"}, "stop") + DONE)]
     row = await timed_stream(tmp_path, CHAT, pieces)
-    assert row.ttft_s == pytest.approx(0.05, abs=0.03)
+    assert row.ttft_s == pytest.approx(0.05, abs=0.08)
 
 
 async def test_durations_are_divided_by_the_dilation(tmp_path: Path) -> None:
     pieces = [(0.2, chat_event({"content": "hello"}, "stop") + usage_event() + DONE)]
     row = await timed_stream(tmp_path, CHAT, pieces, dilation=4.0)
-    assert row.ttft_s == pytest.approx(0.05, abs=0.01)
-    assert row.e2e_s == pytest.approx(0.05, abs=0.01)
+    assert row.ttft_s == pytest.approx(0.05, abs=0.02)
+    assert row.e2e_s == pytest.approx(0.05, abs=0.02)
 
 
 async def test_f15_tpot_comes_from_usage_not_from_events(tmp_path: Path) -> None:
     usage = usage_event({"prompt_tokens": 5, "completion_tokens": 32})
     pieces = [(0.05 + i * 0.31 / 7, chat_event({"content": "four "}, "length" if i == 7 else None)) for i in range(8)]
     row = await timed_stream(tmp_path, CHAT, [*pieces, (0.37, usage + DONE)])
-    assert row.tpot_s == pytest.approx(0.010, abs=0.001)
+    assert row.tpot_s == pytest.approx(0.010, abs=0.002)
     assert (row.output_tokens, row.output_tokens_source) == (32, "usage")
 
 
@@ -121,7 +121,7 @@ async def test_f23_events_are_passed_on_at_once(tmp_path: Path) -> None:
             async for _ in response.aiter_raw():
                 times.append(time.monotonic())
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert gaps[:4] == [pytest.approx(0.1, abs=0.03)] * 4
+    assert gaps[:4] == [pytest.approx(0.1, abs=0.06)] * 4
 
 
 async def test_f23_a_slow_reader_stops_the_engine_not_the_memory(tmp_path: Path) -> None:
