@@ -27,6 +27,9 @@ from serve_table.slo import targets_from_profile
 from serve_table.step_time import hardware_profile
 
 SATURATION_WINDOWS = 3
+FIRST_RATE = 10.0
+RATE_ROUNDS = 4
+RATE_TOLERANCE = 0.03
 PROFILE_OVERHEAD_S = 0.003
 """Assumed for a leg until the journal tells: what a router and HTTP take on one machine."""
 
@@ -118,8 +121,18 @@ def workload_of(stage: Stage, config: CollectConfig) -> tuple[WorkloadSpec, Path
 def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say) -> float:
     """The rate at which the simulator has round robin in mid-collapse, to three digits."""
     say("finding the rate at which round robin is in mid-collapse (simulated)")
-    traces = [requests_of(msgspec.structs.replace(spec, seed=spec.seed + k)) for k in range(SATURATION_WINDOWS)]
-    rate = saturation_rate(traces, topology, targets_from_profile(topology.profile))
+    slo = targets_from_profile(topology.profile)
+    rate = FIRST_RATE
+    for _ in range(RATE_ROUNDS):
+        # Bursts and think times keep their length at another rate, so traces are made anew near the found one.
+        specs = [
+            msgspec.structs.replace(spec, seed=spec.seed + k, requests_per_s=rate) for k in range(SATURATION_WINDOWS)
+        ]
+        found = saturation_rate([requests_of(one) for one in specs], topology, slo)
+        settled = abs(found / rate - 1.0) < RATE_TOLERANCE
+        rate = found
+        if settled or not spec.is_synthetic:
+            break
     rate = float(f"{rate:.3g}")
     say(f"{rate:g} requests/s, where round robin's goodput is about {MID_COLLAPSE:.2f}")
     return rate
