@@ -1,0 +1,50 @@
+"""Journals whose truth is known: runs of the simulator as `learn.journal_trace` would give them back."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from learn.journal_trace import JournalTrace
+from learn.simulation import Topology, simulate
+from learn.trace import Trace
+from serve_table.policy import policy
+from serve_table.slo import targets_from_profile
+from serve_table.step_time import A40_3B, HardwareProfile
+
+
+def profile_times(decode: float, prefill: float, handoff: float) -> HardwareProfile:
+    """The a40-3b profile with its decode step, prefill tokens and hand-off so many times as slow."""
+    step, transfer = A40_3B.step, A40_3B.handoff
+    return replace(
+        A40_3B,
+        step=replace(
+            step,
+            floor_s=step.floor_s * decode,
+            per_token_s=step.per_token_s * decode,
+            per_token_beyond_s=step.per_token_beyond_s * prefill,
+            per_context_token_s=step.per_context_token_s * decode,
+        ),
+        handoff=replace(transfer, latency_s=transfer.latency_s * handoff, per_token_s=transfer.per_token_s * handoff),
+    )
+
+
+def journal_of(
+    trace: Trace, topology: Topology, policy_name: str = "least_loaded", explore: float = 0.3, seed: int = 0
+) -> JournalTrace:
+    """What a journal would hold of the trace's run under an exploring policy."""
+    slo = targets_from_profile(A40_3B)
+    run = simulate(trace, topology, policy(policy_name), slo, 200.0, seed, explore)
+    n = len(trace)
+    return JournalTrace(
+        trace=trace,
+        request_ids=tuple(f"r{i}" for i in range(n)),
+        action=run.action,
+        prefill=run.prefill,
+        decode=run.decode,
+        predicted_tokens=np.full(n, 200.0),
+        ttft_s=run.ttft_s,
+        tpot_s=run.tpot_s,
+        prefill_engines=tuple(f"http://p{i}" for i in range(topology.prefill_engines)),
+        decode_engines=tuple(f"http://d{i}" for i in range(topology.decode_engines)),
+        left_out={},
+    )
