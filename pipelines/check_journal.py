@@ -6,8 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from serve_table.artifact import load
+from serve_table.decision import ACTION_NAMES, NO_ENGINE
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
+from serve_table.policy import Policy, policy
+from serve_table.replay import redecide
 
 SHOWN_BROKEN_LINES = 20
 
@@ -29,6 +33,9 @@ class Summary(msgspec.Struct):
     cluster_kind: Counter[str] = msgspec.field(default_factory=Counter)
     prompt_tokens_source: Counter[str] = msgspec.field(default_factory=Counter)
     repeated_request_ids: int = 0
+    redecided_alike: int = 0
+    redecided_otherwise: list[str] = []
+    not_redecided: int = 0
     broken: list[str] = []
 
     def add(self, row: Row) -> None:
@@ -54,20 +61,30 @@ COUNTED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", nargs="+", type=Path, help="folder of .jsonl segments, or one such file")
+    parser.add_argument(
+        "--artifact",
+        type=Path,
+        metavar="FILE",
+        help="decide again what this table decided, from the journaled features",
+    )
     parser.add_argument("--strict", action="store_true", help="fail at the first broken line")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    summary = summarise(args.journal, args.strict)
+    again = policy("table", artifact=load(args.artifact)) if args.artifact is not None else None
+    summary = summarise(args.journal, args.strict, again)
     print(msgspec.json.encode(summary).decode() if args.json else "\n".join(text_lines(summary)))
     if summary.rows == 0 and summary.broken:
         raise JournalError(f"{', '.join(map(str, args.journal))}: no line is a journal row of this program's format")
-    return 0
+    return 1 if summary.redecided_otherwise else 0
 
 
-def summarise(paths: list[Path], strict: bool = False) -> Summary:
-    """Counts over these journals; JournalError where there are no segments, or with `strict` any broken line."""
+def summarise(paths: list[Path], strict: bool = False, again: Policy | None = None) -> Summary:
+    """Counts over these journals; JournalError where there are no segments, or with `strict` any broken line.
+
+    again: a policy whose rows are decided again from what they journaled.
+    """
     reader = JournalReader(paths, strict)
     summary = Summary(segments=len(reader.segments()))
     if summary.segments == 0:
@@ -77,8 +94,24 @@ def summarise(paths: list[Path], strict: bool = False) -> Summary:
         summary.add(row)
         summary.repeated_request_ids += row.request_id in seen
         seen.add(row.request_id)
+        if again is not None:
+            decide_again(summary, row, again)
     summary.broken = [str(line) for line in reader.broken]
     return summary
+
+
+def decide_again(summary: Summary, row: Row, again: Policy) -> None:
+    """Count whether the row's own features lead to its own choice; rows of other policies are left out."""
+    if row.fleet is None or row.policy_digest != again.digest or row.reason == "decision_error":
+        summary.not_redecided += 1
+        return
+    found = redecide(row, again)
+    prefill = None if found.prefill == NO_ENGINE else row.prefill_engines[found.prefill]
+    choice = (ACTION_NAMES[found.action], prefill, row.decode_engines[found.decode])
+    if choice == (row.action, row.prefill_engine, row.decode_engine):
+        summary.redecided_alike += 1
+    else:
+        summary.redecided_otherwise.append(row.request_id)
 
 
 def text_lines(summary: Summary) -> list[str]:
@@ -91,6 +124,14 @@ def text_lines(summary: Summary) -> list[str]:
         if counts:
             values = ", ".join(f"{value} {count}" for value, count in counts.most_common())
             lines.append(f"{name.replace('_', ' ')}: {values}")
+    decided_again = summary.redecided_alike + len(summary.redecided_otherwise)
+    if decided_again or summary.not_redecided:
+        lines.append(
+            f"decided again from the journaled features: {summary.redecided_alike} of {decided_again} alike, "
+            f"{summary.not_redecided} left out (another policy or artifact, or no decision)"
+        )
+    if summary.redecided_otherwise:
+        lines.append(f"warning: decided otherwise: {', '.join(summary.redecided_otherwise[:SHOWN_BROKEN_LINES])}")
     if summary.repeated_request_ids:
         lines.append(f"warning: {summary.repeated_request_ids} rows repeat a request id: is a segment given twice?")
     if summary.broken:

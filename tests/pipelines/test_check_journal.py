@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
+from learn.simulation import Topology
 from pipelines import cli
+from pipelines.bench_artifact import full_size_artifact
+from serve_table.artifact import save
+from serve_table.decision import LOCAL, Draws
 from serve_table.journal import FORMAT_VERSION, FleetRow, JournalWriter, Row
+from serve_table.policy import policy
+from serve_table.replay import request_and_fleet
+from serve_table.slo import targets_from_profile
+from serve_table.step_time import A40_3B
 
 FLEET = FleetRow([0.0], [0.0], [1.0], [0.0], [0.0], [0.0], [1.0], [0.0], [0.0])
 ROW: dict[str, Any] = {
@@ -109,3 +117,30 @@ def test_what_is_no_journal_is_refused(
     assert error.startswith("rutter: ")
     assert str(path) in error
     assert error.count("\n") == 1
+
+
+def test_f14_rows_are_decided_again_from_what_they_journaled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = full_size_artifact(Topology(1, 1, A40_3B), targets_from_profile(A40_3B), 300, 1)
+    save(artifact, tmp_path / "table.safetensors")
+    table = policy("table", artifact=artifact)
+    decided = {**ROW, "policy": "table", "policy_digest": table.digest, "draws": [0.5, 0.5, 0.5, 0.5]}
+    remote = {"action": "remote", "prefill_engine": "p", "decode_engine": "d"}
+    local = {"action": "local", "prefill_engine": None, "decode_engine": "d"}
+    request, fleet = request_and_fleet(Row(**{**decided, "request_id": "?"}))
+    right, wrong = remote, local
+    if table.decide(request, fleet, 0, 0.0, Draws(0.5, 0.5, 0.5, 0.5)).action == LOCAL:
+        right, wrong = local, remote
+    writer = JournalWriter(tmp_path / "journal")
+    writer.append(Row(**{**decided, **right, "request_id": "right"}))
+    writer.append(Row(**{**ROW, "request_id": "other policy"}))
+    writer.close()
+    words = ["check-journal", str(tmp_path / "journal"), "--artifact", str(tmp_path / "table.safetensors")]
+    assert cli.main(words) == 0
+    assert "decided again from the journaled features: 1 of 1 alike, 1 left out" in capsys.readouterr().out
+    writer = JournalWriter(tmp_path / "journal")
+    writer.append(Row(**{**decided, **wrong, "request_id": "wrong"}))
+    writer.close()
+    assert cli.main(words) == 1
+    assert "warning: decided otherwise: wrong" in capsys.readouterr().out
