@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -32,11 +33,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Dotted name to file, of all packages."""
     return {module_name(path): path for package in PACKAGES for path in files(package)}
 
 
+@cache
 def imports(path: Path) -> list[Import]:
     """Every import in the file but those for type checkers only; `from package import module` names the module."""
     known = modules()
