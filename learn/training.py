@@ -23,8 +23,9 @@ from learn.policy_space import (
     table_warm_start,
 )
 from learn.resample import resampled
+from learn.search import Params, Space, search
 from learn.simulation import Topology
-from learn.study import Best, Params, Space, StoredStudy, search
+from learn.study import Best, StoredStudy
 from learn.table import CompiledTable, compile_table
 from learn.trace import Trace, joined
 from serve_table.artifact import FEATURE_NAMES

@@ -9,7 +9,8 @@ import msgspec
 
 from learn.frame import CleanFrame, clean_journal
 from learn.journal_trace import JournalTrace, journal_trace, runs
-from learn.study import SAMPLER, StoredStudy
+from learn.search import SAMPLER
+from learn.study import StoredStudy
 from learn.table import SearchRecord, build_artifact, with_regimes
 from learn.trace import Trace
 from learn.training import Learned, Searched, learn_from, search_policies, training_bench
