@@ -103,10 +103,13 @@ async def test_table_policy_with_an_artifact_serves(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     save(sample_artifact(), path)
     flags = ("--policy", "table", "--artifact", str(path), "--journal", str(tmp_path / "journal"))
-    async with running(decode_engine) as (d,), serving("--decode", d.url, *flags) as (_, url):
+    async with running(decode_engine) as (d,), serving("--decode", d.url, *flags) as (process, url):
         async with httpx.AsyncClient(timeout=10) as client:
             response = await client.post(url + CHAT, json=chat_body())
             assert response.status_code == 200
+        # The row is written after the answer; the end of the process waits for it.
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
         (row,) = JournalReader([tmp_path / "journal"], strict=True)
     assert (row.policy, row.policy_digest, row.cluster) == ("table", sample_artifact().digest(), 0)
     assert row.predicted_output_tokens == 200.0
