@@ -27,10 +27,9 @@ Objective = Callable[[Params], float]
 
 SAMPLER = "TPE, multivariate"
 STARTUP_TRIALS = 24
-MAX_FAILED_SHARE = 0.5
-"""With more failures since its start than this share of the budget, at least MIN_FAILED, a search gives up."""
-
 MIN_FAILED = 20
+MAX_FAILED_RATIO = 4
+"""With more failures since its start than MIN_FAILED, and than so many for each complete trial, a search gives up."""
 
 
 def search(
@@ -51,17 +50,14 @@ def search(
     fails, and where the study holds trials of another space.
     """
     asking = _Asking(dict(space), seed, warm_start)
-    failed_before: int | None = None
+    before = len(stored.trials())
     while True:
         trials = stored.trials()
         asking.learn(trials)
         complete = count_complete(trials)
         if complete >= n_trials:
             return best_of(trials, n_trials)
-        failed = len(trials) - complete
-        failed_before = failed if failed_before is None else failed_before
-        if failed - failed_before > max(MIN_FAILED, MAX_FAILED_SHARE * n_trials):
-            raise SearchError(f"{failed - failed_before} trials failed, the last: {failure(trials)}")
+        require_some_complete(trials[before:])
         points = asking.ask(min(max(jobs, 1), n_trials - complete))
         values = Parallel(n_jobs=jobs, prefer="threads")(delayed(_evaluate)(objective, point) for point in points)
         for point, (value, reason) in zip(points, values, strict=True):
@@ -71,6 +67,14 @@ def search(
             if value is not None and on_trial is not None:
                 trials = stored.trials()
                 on_trial(count_complete(trials), best_of(trials).value)
+
+
+def require_some_complete(trials: Sequence[FrozenTrial]) -> None:
+    """SearchError where so many of these trials failed that more would be in vain."""
+    complete = count_complete(trials)
+    failed = len(trials) - complete
+    if failed > max(MIN_FAILED, MAX_FAILED_RATIO * complete):
+        raise SearchError(f"{failed} of {len(trials)} trials failed, the last: {failure(trials)}")
 
 
 class _Asking:

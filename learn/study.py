@@ -73,6 +73,8 @@ class StoredStudy:
                 self._study = self._opened(place)
         except OSError as error:
             raise SearchError(f"cannot open the study in {place}: {error.strerror or error}") from error
+        except SearchError:
+            raise
         except Exception as error:  # storages raise whatever their database or their file's content does
             raise SearchError(f"cannot open the study in {place}: {first_line(error)}") from error
 
@@ -81,10 +83,7 @@ class StoredStudy:
         while True:
             attempts -= 1
             try:
-                storage = self._storage(place)
-                return optuna.create_study(
-                    storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
-                )
+                return loaded_or_created(self._storage(place), self.name)
             except Exception:
                 # Two that create a database's tables at once fail in many ways; the tables are there then.
                 if attempts <= 0:
@@ -128,10 +127,21 @@ class StoredStudy:
         lock.acquire()
         try:
             if self._journal is not None:
+                require_journal(self._journal)
                 drop_torn_line(self._journal)
             yield
         finally:
             lock.release()
+
+
+def loaded_or_created(storage: BaseStorage | None, name: str) -> optuna.Study:
+    """Optuna's own `load_if_exists` would add a line to a journal at every opening."""
+    if storage is not None:
+        try:
+            return optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            pass
+    return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
 
 
 def count_complete(trials: Sequence[FrozenTrial]) -> int:
@@ -170,6 +180,16 @@ def sqlite_file(url: str) -> Path | None:
 
 def beside(file: Path, suffix: str) -> Path:
     return file.with_name(f"{file.name}{suffix}")
+
+
+def require_journal(path: Path) -> None:
+    """SearchError for a file that is something else, which a cut or a new line would spoil."""
+    start = b'{"op_code"'
+    if path.exists():
+        with open(path, "rb") as file:
+            head = file.read(len(start))
+        if not start.startswith(head):
+            raise SearchError(f"{path} is no Optuna journal: name another file, or a database as sqlite:///FILE")
 
 
 def drop_torn_line(path: Path) -> None:
