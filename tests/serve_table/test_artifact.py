@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sample_artifact import changed, sample_arrays, sample_artifact, sample_metadata, with_metadata
 
@@ -109,7 +109,6 @@ def test_f36_a_mutated_artifact_is_refused_with_its_reason(tmp_path: Path, name:
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, len(GOOD) - 1), value=st.integers(0, 255))
 def test_f36_any_changed_byte_is_refused_or_gives_a_valid_artifact(position: int, value: int) -> None:
     content = GOOD[:position] + bytes([value]) + GOOD[position + 1 :]
@@ -122,7 +121,6 @@ def test_f36_any_changed_byte_is_refused_or_gives_a_valid_artifact(position: int
     assert max(artifact.table().clusters) < artifact.n_clusters
 
 
-@settings(deadline=None)
 @given(length=st.integers(0, len(GOOD) - 1))
 def test_f36_any_truncation_is_refused(length: int) -> None:
     with pytest.raises(ArtifactError):

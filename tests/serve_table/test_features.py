@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_table.endpoints import ENDPOINTS
@@ -70,7 +70,6 @@ def test_the_ratio_follows_a_change_slowly_and_ignores_nonsense() -> None:
     assert ratio.ratio == before
 
 
-@settings(deadline=None)
 @given(st.text(max_size=600), st.text(max_size=600), st.integers(1, 8))
 def test_hashes_agree_exactly_as_far_as_the_texts_do(a: str, b: str, block_tokens: int) -> None:
     prompts = PromptReader(hash_block_tokens=block_tokens, salt=b"s")

@@ -52,7 +52,7 @@ def test_rows_are_strict_json_without_prompt_text() -> None:
     assert json.loads(LINES[0], parse_constant=refuse)["ttft_s"] == 0.12
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(0, len(WHOLE)))
 def test_f19_truncated_anywhere_loses_only_the_torn_row(tmp_path: Path, length: int) -> None:
     rows, reader = read(WHOLE[:length], tmp_path)

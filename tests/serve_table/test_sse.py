@@ -25,7 +25,7 @@ def split(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bytes]:
     return events, splitter.tail
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(PIECES, st.lists(st.integers(0, 1000), max_size=30))
 def test_any_split_gives_the_same_events(stream: bytes, cuts: list[int]) -> None:
     events, tail = split(stream, cuts)
@@ -33,7 +33,6 @@ def test_any_split_gives_the_same_events(stream: bytes, cuts: list[int]) -> None
     assert b"".join(events) + tail == stream
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20), max_size=8), st.data())
 def test_data_comes_out_as_it_went_in(texts: list[str], data: st.DataObject) -> None:
     line_end = data.draw(st.sampled_from(["\n", "\r\n"]))
