@@ -14,7 +14,8 @@ MID_COLLAPSE = 0.78
 """Goodput of round robin at the operating point (the study behind facts of which policies win)."""
 
 BISECTIONS = 14
-MAX_RATE = 1e4
+MIN_RATE, MAX_RATE = 0.01, 1e4
+COLLISION_SHARE = 0.2
 
 
 def round_robin_goodput(traces: Sequence[Trace], topology: Topology, slo: SloTargets, requests_per_s: float) -> float:
@@ -29,22 +30,47 @@ def saturation_rate(
 ) -> float:
     """Requests per second at which round robin's mean goodput over the traces falls through `goodput`.
 
-    Raises TraceError where even a rate near zero does not reach it: the targets cannot be met then.
+    Raises TraceError where no rate does: the targets cannot be met, or never fail to be.
     """
-    low, high = 0.01, 1.0
-    if round_robin_goodput(traces, topology, slo, low) < goodput:
-        raise TraceError(
-            f"trace {traces[0].name!r}: round robin misses its targets even when idle (goodput below {goodput:.2f}); "
-            "raise the SLO targets or use a shorter workload"
-        )
-    while round_robin_goodput(traces, topology, slo, high) >= goodput:
-        low, high = high, high * 2.0
-        if high > MAX_RATE:
-            return low
+
+    def met(rate: float) -> bool:
+        return round_robin_goodput(traces, topology, slo, rate) >= goodput
+
+    low = 1.0
+    if met(low):
+        while met(low * 2.0):
+            low *= 2.0
+            if low > MAX_RATE:
+                raise TraceError(
+                    f"trace {traces[0].name!r}: its {len(traces[0])} requests do not saturate {topology}, however fast "
+                    "they come: take more requests, or give the rate"
+                )
+    else:
+        while not met(low / 2.0):
+            low /= 2.0
+            if low < MIN_RATE:
+                raise _never_met(traces, goodput)
+        low /= 2.0
+    high = low * 2.0
     for _ in range(BISECTIONS):
         middle = (low * high) ** 0.5
-        if round_robin_goodput(traces, topology, slo, middle) >= goodput:
+        if met(middle):
             low = middle
         else:
             high = middle
     return low
+
+
+def _never_met(traces: Sequence[Trace], goodput: float) -> TraceError:
+    gaps_s = np.concatenate([np.diff(trace.arrival_s) for trace in traces])
+    together = float(np.mean(gaps_s == 0.0)) if len(gaps_s) else 0.0
+    name = f"trace {traces[0].name!r}"
+    if together >= COLLISION_SHARE:
+        return TraceError(
+            f"{name}: {together:.0%} of its requests arrive with the one before, at any rate, so round robin's "
+            f"goodput stays below {goodput:.2f}: use a trace with finer timestamps, or give the rate"
+        )
+    return TraceError(
+        f"{name}: round robin misses its targets even when idle (goodput below {goodput:.2f}); "
+        "raise the SLO targets or use a shorter workload"
+    )

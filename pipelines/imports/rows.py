@@ -20,6 +20,11 @@ MOST_TOKENS = 100_000_000
 SLOW_SHARE = 0.5
 QUIET_SHARE = 0.2
 
+# Timestamps of so coarse a step are spread, where enough rows tell the step from chance and enough share one time.
+COARSE_STEP_S = 1.0
+COARSE_ROWS = 100
+SHARED_SHARE = 0.1
+
 
 @dataclass
 class Tally:
@@ -101,6 +106,7 @@ def to_trace(
     if not tally.usable.any():
         raise tally.no_row_left()
     order, first_s = _in_order(tally, time_s)
+    time_s = _spread(tally, time_s, order)
     slo_class = np.zeros(len(time_s), np.int64)
     slo_class[order] = draw_slo_classes(len(order), options.tight_share, np.random.default_rng(options.seed))
     profile = rate_profile(time_s[order] - first_s)
@@ -150,6 +156,27 @@ def _in_order(tally: Tally, time_s: Floats) -> tuple[Ints, float]:
     tally.fix(late, "out of order: sorted by time")
     order = usable[np.argsort(times, kind="stable")]
     return order, float(time_s[order[0]])
+
+
+def _spread(tally: Tally, time_s: Floats, order: Ints) -> Floats:
+    """Times (n_rows,), rows that share a coarse timestamp evenly over its step, as they cannot have come at once.
+
+    Left alone they would collide at any rate that the trace is scaled to.
+    """
+    times = time_s[order]
+    distinct, first, n_sharing = np.unique(times, return_index=True, return_counts=True)
+    if len(order) < COARSE_ROWS or len(distinct) < 2 or n_sharing[n_sharing > 1].sum() < SHARED_SHARE * len(order):
+        return time_s
+    gaps_s = np.diff(distinct)
+    step_s = float(np.median(gaps_s))
+    if step_s < COARSE_STEP_S:
+        return time_s
+    room_s = np.minimum(np.append(gaps_s, step_s), step_s)
+    position = np.arange(len(order)) - np.repeat(first, n_sharing)
+    spread = time_s.copy()
+    spread[order] = times + np.repeat(room_s / n_sharing, n_sharing) * position
+    tally.fix(spread != time_s, f"sharing a timestamp: spread evenly over the file's step of {step_s:.3g} s")
+    return spread
 
 
 def _sliced(tally: Tally, order: Ints, time_s: Floats, options: ImportOptions) -> Ints:
