@@ -47,7 +47,7 @@ class RouterProcess:
         words += ["--prefill", *self.prefill_urls] if self.prefill_urls else []
         words += ["--decode", *self.decode_urls, "--journal", str(self.journal)]
         words += ["--explore", str(self.explore), "--seed", str(self.seed)]
-        words += ["--cluster-kind", self.cluster_kind, "--dilation", str(self.dilation)]
+        words += ["--cluster-kind", self.cluster_kind, "--dilation", str(self.dilation), "--exit-with-stdin"]
         if self.policy_params:
             words += ["--policy-params", json.dumps(self.policy_params)]
         if self.artifact is not None:
@@ -59,9 +59,10 @@ class RouterProcess:
         self.url = f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
-            # A group of its own: Ctrl-C reaches us first, and we end it once its rows are written.
+            # A group of its own: Ctrl-C reaches us first, and we end it once its rows are written. The pipe closes
+            # when we die, however that happens, and the router ends then by itself.
             self._process = subprocess.Popen(
-                self.command(port), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command(port), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         try:
             self._wait_ready()
@@ -86,6 +87,9 @@ class RouterProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
 
     def _wait_ready(self) -> None:
         deadline_s = time.monotonic() + READY_TIMEOUT_S

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hash-block-tokens", type=int, default=default.hash_block_tokens, help="block of the prefix index")
     add("--kv-tokens", type=int, help="KV budget of one engine; default: that of --hardware")
     add("--allow-admin", action="store_true", help="let clients call /reset_prefix_cache")
+    add("--exit-with-stdin", action="store_true", help="end in good order when standard input closes, as by a starter")
     add("--log-level", default="warning", help=", ".join(LOG_LEVELS))
 
 
@@ -182,8 +184,26 @@ def serve(router: Router, listener: socket.socket, args: argparse.Namespace) -> 
     sys.stdout.flush()
     server = _Server(uvicorn_config(router, args.drain_s))
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        runner.run(server.serve(sockets=[listener]))
+        runner.run(serve_until_told(server, listener, args.exit_with_stdin))
     return 0
+
+
+async def serve_until_told(server: uvicorn.Server, listener: socket.socket, exit_with_stdin: bool) -> None:
+    """Serve until a signal or, where asked for, until nobody holds the other end of standard input."""
+    loop = asyncio.get_running_loop()
+    stdin = sys.stdin.fileno() if exit_with_stdin else -1
+
+    def readable() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            server.handle_exit(signal.SIGTERM, None)
+
+    if exit_with_stdin:
+        try:
+            loop.add_reader(stdin, readable)
+        except OSError as error:
+            raise ConfigError("--exit-with-stdin: standard input must be a pipe, a socket or a terminal") from error
+    await server.serve(sockets=[listener])
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
