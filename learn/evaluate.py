@@ -60,7 +60,9 @@ def interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, flo
 
 
 def score(name: str, runs: Sequence[Simulated]) -> Score:
-    """A policy's score over its runs: mean goodput with its interval within [0, 1], mean percentiles."""
+    """A policy's score over its runs: mean goodput with its interval within [0, 1], mean percentiles of the runs that
+    have that time, None where none has.
+    """
     goodput = np.array([run.goodput for run in runs])
     low, high = interval(goodput)
     return Score(
@@ -68,10 +70,16 @@ def score(name: str, runs: Sequence[Simulated]) -> Score:
         goodput=float(goodput.mean()),
         goodput_low=max(low, 0.0),
         goodput_high=min(high, 1.0),
-        ttft_p90_s=float(np.mean([run.percentile("ttft_s", 90) for run in runs])),
-        ttft_p99_s=float(np.mean([run.percentile("ttft_s", 99) for run in runs])),
-        tpot_p90_s=float(np.mean([run.percentile("tpot_s", 90) for run in runs])),
+        ttft_p90_s=mean_percentile(runs, "ttft_s", 90),
+        ttft_p99_s=mean_percentile(runs, "ttft_s", 99),
+        tpot_p90_s=mean_percentile(runs, "tpot_s", 90),
     )
+
+
+def mean_percentile(runs: Sequence[Simulated], column: str, q: float) -> float | None:
+    """Mean of the runs' percentiles; answers of one token alone have no TPOT."""
+    found = [run.percentile(column, q) for run in runs if np.isfinite(getattr(run, column)).any()]
+    return float(np.mean(found)) if found else None
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,29 @@ def test_any_object_is_a_request_or_counted(tmp_path_factory, rows):
     assert report.rows_read == len(trace) + sum(finding.n_rows for finding in report.rejected)
 
 
+def test_f34_requests_of_one_coarse_timestamp_are_spread_over_its_step_in_the_order_of_the_file(tmp_path):
+    # Ten requests every three seconds, a millisecond more or less, as the public trace has them.
+    stamps = [3_000 * (i // 10) + (i // 10) % 2 for i in range(200)]
+    trace, report = import_mooncake(
+        mooncake_file(tmp_path, [row(stamp, 600 + i, []) for i, stamp in enumerate(stamps)])
+    )
+    assert trace.prompt_tokens.tolist() == [600 + i for i in range(200)]
+    np.testing.assert_allclose(np.diff(trace.arrival_s), 0.3, atol=1e-3)
+    assert [(finding.reason, finding.n_rows) for finding in report.fixed] == [
+        ("sharing a timestamp: spread evenly over the file's step of 3 s", 180)
+    ]
+
+
+def test_f34_equal_timestamps_stay_where_they_are_fine_few_or_rare(tmp_path):
+    fine = [row(100 * (i // 2), 600, []) for i in range(200)]
+    few = [row(3_000 * (i // 10), 600, []) for i in range(50)]
+    rare = [row(3_000 * i, 600, []) for i in range(200)] + [row(3_000, 600, [])]
+    for rows in (fine, few, rare):
+        trace, report = import_mooncake(mooncake_file(tmp_path, rows))
+        assert (np.diff(trace.arrival_s) == 0.0).any()
+        assert not any("spread" in finding.reason for finding in report.fixed)
+
+
 @pytest.mark.skipif(
     traces_folder() is None or not (traces_folder() / PUBLIC_TRACES["mooncake-conv"][1]).exists(),
     reason="no Mooncake trace here (RUTTER_TRACES)",
@@ -184,7 +207,10 @@ def test_any_object_is_a_request_or_counted(tmp_path_factory, rows):
 def test_the_public_conversation_trace_shares_prefixes():
     trace, report = load_trace("mooncake-conv", ImportOptions(n_requests=2_000, max_model_len_tokens=16_384))
     assert len(trace) == 2_000
-    assert report.fixed == ()
+    assert [finding.reason for finding in report.fixed] == [
+        "sharing a timestamp: spread evenly over the file's step of 3 s"
+    ]
+    assert np.diff(trace.arrival_s).min() > 0.0
     shared = (trace.chain_length * 512).sum() / trace.prompt_tokens.sum()
     assert 0.2 < shared < 0.9
     assert set(np.unique(trace.block_ids)) == set(range(trace.block_ids.max() + 1))
