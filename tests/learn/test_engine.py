@@ -294,3 +294,18 @@ def test_a_run_is_not_planned_where_it_could_run_out_of_blocks_or_something_wait
     begun(waiting, 1.0)
     assert waiting.engines[0].waiting_head != NONE
     assert waiting.engines[0].planned_steps == 1
+
+
+@pytest.mark.parametrize("n_sequences", [2, 3, 4])
+def test_runs_end_before_the_cache_overflows(n_sequences: int) -> None:
+    preemptions = []
+    for kv_blocks in range(16, 52):
+        legs = [Leg(s, 9 + s, 40 + 7 * s, "local", []) for s in range(n_sequences)]
+        profile = replace(SMALL, kv_tokens=4 * kv_blocks, max_num_batched_tokens=64)
+        run, single = (started(legs, profile, macro_steps=macro_steps) for macro_steps in (True, False))
+        run_to_idle(run)
+        run_to_idle(single)
+        assert run.sequences.finish_s == pytest.approx(single.sequences.finish_s, abs=1e-9)
+        assert run.engines[0].preemptions == single.engines[0].preemptions
+        preemptions.append(int(run.engines[0].preemptions))
+    assert max(preemptions) > 0 == preemptions[-1]

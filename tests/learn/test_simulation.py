@@ -137,6 +137,24 @@ def test_runs_of_equal_steps_give_the_same_times_as_single_steps(
     equal_runs(fast, slow, tolerance=1e-9)
 
 
+@pytest.mark.parametrize("seed", [16, 30, 42, 53, 83])
+def test_a_decision_in_the_middle_of_a_run_sees_the_evictions_up_to_then(seed: int) -> None:
+    # Long answers evict cached prefixes as they grow; the decision reads the cache between two of their tokens.
+    trace = random_trace(seed, 40, 2.0)
+    prompt_tokens = np.minimum(trace.prompt_tokens, 44)
+    trace = replace(
+        trace,
+        prompt_tokens=prompt_tokens,
+        output_tokens=np.minimum(3 * trace.output_tokens, 100),
+        chain_length=np.minimum(trace.chain_length, prompt_tokens // 8),
+    )
+    topology = Topology(1, 1, replace(SMALL, kv_tokens=144, max_num_batched_tokens=64), 0.00131)
+    chosen = policy("dynamo_style", {"eff_isl_threshold_tokens": 30, "eff_isl_ratio_threshold": 0.9})
+    fast = simulate(trace, topology, chosen, SMALL_SLO, 10.0)
+    slow = simulate(trace, topology, chosen, SMALL_SLO, 10.0, macro_steps=False)
+    equal_runs(fast, slow, tolerance=1e-9)
+
+
 def test_explored_choices_carry_their_propensity() -> None:
     trace = random_trace(3, 200)
     run = simulate(trace, SMALL_TOPOLOGY, policy("least_loaded"), SMALL_SLO, 10.0, explore=1.0)

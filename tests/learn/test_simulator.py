@@ -13,17 +13,33 @@ from learn import simulation
 from learn.events import drop_first_event, new_events, push_event
 from learn.simulation import Topology, replay, simulate
 from learn.simulator import decide, table_arrays
+from learn.trace import Trace
 from serve_table import decision
 from serve_table.decision import Draws, Fleet, Request
 from serve_table.policy import Policy
+from serve_table.step_time import Handoff, StepTime
 
 TOPOLOGIES = [SMALL_TOPOLOGY, Topology(1, 1, replace(SMALL, kv_tokens=176), 0.00077), Topology(0, 2, SMALL, 0.0)]
+
+
+# Binary fractions: steps, hand-offs, overheads and arrivals fall on the same times, exactly.
+TIED = replace(SMALL, step=StepTime(0.25, 0.0, 0.0, 0.0, 0.0), handoff=Handoff(0.25, 0.0), kv_tokens=240)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_times_are_taken_in_the_documented_order(seed: int) -> None:
+    trace = random_trace(seed, requests_per_s=4.0)
+    trace = replace(trace, arrival_s=np.round(trace.arrival_s * 4.0) / 4.0)
+    assert_replay_agrees(trace, Topology(2, 3, TIED, [0.0, 0.25][seed % 2]), seed)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 @pytest.mark.parametrize("seed", range(5))
 def test_replays_agree_with_the_reference_cluster(seed: int, topology: Topology) -> None:
-    trace = random_trace(seed, requests_per_s=[8.0, 60.0][seed % 2])
+    assert_replay_agrees(random_trace(seed, requests_per_s=[8.0, 60.0][seed % 2]), topology, seed)
+
+
+def assert_replay_agrees(trace: Trace, topology: Topology, seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = len(trace)
     decode = rng.integers(0, topology.decode_engines, n)
