@@ -181,9 +181,9 @@ def test_f34_requests_of_one_coarse_timestamp_are_spread_over_its_step_in_the_or
     # Ten requests every three seconds, a millisecond more or less, as the public trace has them.
     stamps = [3_000 * (i // 10) + (i // 10) % 2 for i in range(200)]
     trace, report = import_mooncake(
-        mooncake_file(tmp_path, [row(stamp, 600 + i, []) for i, stamp in enumerate(stamps)])
+        mooncake_file(tmp_path, [row(stamp, 100 + i, []) for i, stamp in enumerate(stamps)])
     )
-    assert trace.prompt_tokens.tolist() == [600 + i for i in range(200)]
+    assert trace.prompt_tokens.tolist() == [100 + i for i in range(200)]
     np.testing.assert_allclose(np.diff(trace.arrival_s), 0.3, atol=1e-3)
     assert [(finding.reason, finding.n_rows) for finding in report.fixed] == [
         ("sharing a timestamp: spread evenly over the file's step of 3 s", 180)
