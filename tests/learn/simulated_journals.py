@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+from synthetic_rows import FleetState, journal_row
 
 from learn.journal_trace import JournalTrace
 from learn.simulation import Topology, simulate
 from learn.trace import Trace
+from serve_table.decision import ACTION_NAMES, LOCAL
+from serve_table.journal import Row
 from serve_table.policy import policy
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B, HardwareProfile
@@ -48,3 +51,36 @@ def journal_of(
         decode_engines=tuple(f"http://d{i}" for i in range(topology.decode_engines)),
         left_out={},
     )
+
+
+def rows_of(trace: Trace, topology: Topology, seed: int = 0, start_time: float = 1_700_000_000.0) -> list[Row]:
+    """The journal rows of such a run, for a topology of 2P+4D; pressures are drawn, not the run's own."""
+    journal = journal_of(trace, topology, seed=seed)
+    rng = np.random.default_rng(seed)
+    slo = targets_from_profile(A40_3B)
+    rows = []
+    for i in range(len(trace)):
+        prompt, slo_class = int(trace.prompt_tokens[i]), int(trace.slo_class[i])
+        ttft_s = float(journal.ttft_s[i])
+        tpot_s = float(journal.tpot_s[i]) if np.isfinite(journal.tpot_s[i]) else None
+        action = int(journal.action[i])
+        row = journal_row(
+            i,
+            request_id=f"s{seed}-{i:06d}",
+            time=start_time + float(trace.arrival_s[i]),
+            arrival_s=float(trace.arrival_s[i]),
+            prompt_tokens=float(prompt),
+            usage_prompt_tokens=prompt,
+            predicted_output_tokens=200.0,
+            output_tokens=int(trace.output_tokens[i]),
+            slo_class=slo_class,
+            fleet=FleetState(float(rng.exponential(2000.0)), float(rng.integers(0, 40))).row(),
+            action=ACTION_NAMES[action],
+            prefill_engine=None if action == LOCAL else journal.prefill_engines[journal.prefill[i]],
+            decode_engine=journal.decode_engines[journal.decode[i]],
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            slo_met=slo[slo_class].met(prompt, ttft_s, tpot_s),
+        )
+        rows.append(row)
+    return rows
