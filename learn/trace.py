@@ -11,6 +11,9 @@ from serve_table.errors import TraceError
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+SAME_BLOCKS = 1.25
+"""Up to this ratio, prefix blocks of two traces are blocks of the same text, measured in tokens."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -84,10 +87,15 @@ class Trace:
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """Traces one after the other, each a mean gap after the last, with prefixes of their own."""
+    """Traces one after the other, each a mean gap after the last, with prefixes of their own.
+
+    Blocks of text differ a little in size from run to run; all are taken as the smallest, so that chains fit prompts.
+    """
     if len(traces) == 1:
         return traces[0]
-    if len({trace.hash_block_tokens for trace in traces}) > 1:
+    sizes = [trace.hash_block_tokens for trace in traces if len(trace.block_ids)] or [traces[0].hash_block_tokens]
+    block_tokens = min(sizes)
+    if max(sizes) > SAME_BLOCKS * block_tokens:
         raise TraceError("traces with prefix blocks of different sizes cannot be joined")
     start_s, n_ids, n_blocks = 0.0, 0, 0
     arrivals, chain_starts, block_ids = [], [], []
@@ -108,6 +116,6 @@ def joined(traces: Sequence[Trace]) -> Trace:
         chain_start=np.concatenate(chain_starts),
         chain_length=np.concatenate([trace.chain_length for trace in traces]),
         block_ids=np.concatenate(block_ids),
-        hash_block_tokens=traces[0].hash_block_tokens,
+        hash_block_tokens=block_tokens,
         notes=tuple(note for trace in traces for note in trace.notes),
     )

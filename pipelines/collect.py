@@ -86,6 +86,8 @@ def config_from(args: argparse.Namespace) -> CollectConfig:
         raise ConfigError(f"--rate {args.rate} must be above 0")
     if not 0.0 <= args.explore <= 1.0:
         raise ConfigError(f"--explore {args.explore} must be from 0 to 1")
+    if args.seed < 0 or args.start < 0:
+        raise ConfigError("--seed and --start must be at least 0")
     profile = hardware_profile(cluster.hardware)
     name, why = (args.trace, "as asked") if args.trace else default_name()
     say(f"workload {name}, {why}")

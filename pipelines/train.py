@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from learn.frame import CleanFrame, clean_journal
-from learn.journal_trace import JournalTrace, journal_trace, runs
+from learn.journal_trace import JournalTrace, journal_trace, left_out_reason, runs
 from learn.search import SAMPLER
 from learn.study import StoredStudy
 from learn.table import SearchRecord, build_artifact, with_regimes
@@ -16,7 +16,7 @@ from learn.trace import Trace
 from learn.training import Learned, Searched, learn_from, search_policies, training_bench
 from pipelines.collect import CollectConfig
 from pipelines.progress import Progress
-from pipelines.stages import Run, Stage, add_run_arguments, digest_of_path, run_from
+from pipelines.stages import Run, Stage, add_run_arguments, canonical, digest_of_config, digest_of_path, run_from
 from pipelines.workload_spec import WorkloadSpec
 from serve_table.artifact import Artifact, save, write_atomically
 from serve_table.errors import ConfigError, RunError
@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or continue a killed search, or say that it is done."""
     run_ = run_from(args)
-    if args.trials < 1 or args.jobs < 1:
-        raise ConfigError("--trials and --jobs must be at least 1")
+    if args.trials < 1 or args.jobs < 1 or args.seed < 0:
+        raise ConfigError("--trials and --jobs must be at least 1, --seed at least 0")
     with run_.lock():
         paths, config = config_from(args, run_)
         stage = run_.begin("train", msgspec.to_builtins(config))
@@ -97,7 +97,7 @@ def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainC
     workload: WorkloadSpec | None = None
     hardware = "a40-3b"
     if args.journal:
-        paths = list(args.journal)
+        paths = [path.resolve() for path in args.journal]
         digests = {str(path): digest_of_journal(path) for path in paths}
     else:
         record = run_.latest("collect")
@@ -149,11 +149,15 @@ def train(run_: Run, stage: Stage, config: TrainConfig, paths: list[Path]) -> No
 
 
 def journal_runs(paths: list[Path], frame: CleanFrame) -> list[JournalTrace]:
-    """The journal's router runs as traces, of the frame's kind of cluster and dilation."""
+    """The journal's router runs as traces, of the frame's kind of cluster and dilation.
+
+    Runs that executed nothing, as of a router whose engines were down, are left out.
+    """
     rows = [
         row for row in JournalReader(paths) if row.cluster_kind == frame.cluster_kind and row.dilation == frame.dilation
     ]
-    return [journal_trace(found, f"run {k + 1}") for k, found in enumerate(runs(rows))]
+    executed = [found for found in runs(rows) if any(left_out_reason(row) is None for row in found)]
+    return [journal_trace(found, f"run {k + 1}") for k, found in enumerate(executed or [rows])]
 
 
 def training_traces(journals: list[JournalTrace], config: TrainConfig) -> list[Trace]:
@@ -190,7 +194,7 @@ def searched_policies(
 ) -> Searched:
     """Search and tune, with progress; studies are stored, so a killed search continues."""
     place = config.storage if config.storage is not None else stage.folder / "study.log"
-    prefix = f"{stage.folder.name} "
+    prefix = f"train-{study_digest(config)} "
     bars: list[Progress] = []
 
     def step(what: str, trials: int) -> Callable[[int, float], None]:
@@ -217,6 +221,12 @@ def searched_policies(
     finally:
         for bar in bars:
             bar.__exit__(None, None, None)
+
+
+def study_digest(config: TrainConfig) -> str:
+    """Equal on all machines that share a search, whatever their cores, paths and budgets are."""
+    shared = msgspec.structs.replace(config, trials=0, jobs=0, storage=None, journals={})
+    return digest_of_config(canonical({"config": shared, "journals": sorted(config.journals.values())}))
 
 
 def artifact_of(

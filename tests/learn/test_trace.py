@@ -98,3 +98,12 @@ def test_joined_traces_follow_each_other_and_share_no_prefix() -> None:
     assert joined([trace]) is trace
     with pytest.raises(TraceError, match="different sizes"):
         joined([trace, replace(trace, hash_block_tokens=32)])
+
+
+def test_joined_traces_may_measure_the_same_blocks_of_text_a_little_differently() -> None:
+    trace = replace(small_trace(), prompt_tokens=np.full(4, 400))
+    both = joined([trace, replace(trace, hash_block_tokens=trace.hash_block_tokens + 3)])
+    assert both.hash_block_tokens == trace.hash_block_tokens
+    none = np.zeros(4, np.int64)
+    without = replace(trace, chain_start=none, chain_length=none, block_ids=none[:0], hash_block_tokens=999)
+    assert joined([without, trace]).hash_block_tokens == trace.hash_block_tokens
