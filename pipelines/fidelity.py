@@ -1,7 +1,6 @@
 """`rutter fidelity`: the same trace and policy on a live cluster and in the simulator, side by side."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +118,10 @@ def run(args: argparse.Namespace) -> int:
     cluster = cluster_from(args)
     if args.requests < 100:
         raise ConfigError(f"--requests {args.requests}: at least 100 are needed for a 90th percentile")
+    if args.rate is not None and not 0.0 < args.rate < float("inf"):
+        raise ConfigError(f"--rate {args.rate} must be above 0")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed} must be at least 0")
     profile = hardware_profile(cluster.hardware)
     costs = Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"][0]))
     topology = fitted_topology(cluster.prefill_engines, cluster.decode_engines, profile, costs)
@@ -145,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     )
     content = msgspec.json.format(msgspec.json.encode(report), indent=2)
     write_atomically(REPORT, content + b"\n")
-    print(json.dumps(msgspec.to_builtins(report), allow_nan=False) if args.json else "\n".join(report_lines(report)))
+    print(msgspec.json.encode(report).decode() if args.json else "\n".join(report_lines(report)))
     return 0 if all(found.within_limits for found in agreements) else 1
 
 
@@ -181,14 +184,21 @@ def live(run_: Run, config: FidelityConfig, artifact: Path, trace: Trace) -> Mea
             raise KeyboardInterrupt
         for line in report.lines():
             say(f"{config.policy}: {line}")
+        require_answers(journal, len(trace))
         conditions = Conditions(report.kept_schedule, engines.kept_pace)
         write_atomically(conditions_path, msgspec.json.encode(conditions))
         run_.finish(name, msgspec.to_builtins(config), {"journal": journal, "conditions": conditions_path})
     conditions = msgspec.json.decode(conditions_path.read_bytes(), type=Conditions)
+    return measured_from(list(JournalReader([journal])), len(trace), conditions)
+
+
+def require_answers(journal: Path, n_requests: int) -> None:
+    """ClusterError where requests have no row, or none was answered: nothing to compare then."""
     rows = list(JournalReader([journal]))
-    if len(rows) < len(trace):
-        raise ClusterError(f"{len(trace) - len(rows)} of {len(trace)} requests have no journal row in {journal}")
-    return measured_from(rows, len(trace), conditions)
+    if len(rows) < n_requests:
+        raise ClusterError(f"{n_requests - len(rows)} of {n_requests} requests have no journal row in {journal}")
+    if not any(row.status == "ok" for row in rows):
+        raise ClusterError(f"none of {n_requests} requests was answered, the first: {rows[0].status}; see {journal}")
 
 
 def measured_from(rows: Sequence[Row], n_requests: int, conditions: Conditions) -> Measured:
