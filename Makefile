@@ -24,7 +24,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: test lint types check clean
+.PHONY: test lint types check clean readme dynamo-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -75,6 +75,18 @@ types: venv
 
 # In this order, the tests' closing line last.
 check: lint types test
+
+# Writes the README's file map anew from the modules' docstrings; a test holds it to them.
+readme: venv
+	$(PY) tests/source_tree.py
+
+# NVIDIA Dynamo for `make bench` to compare with, in an environment of its own.
+dynamo-env: build/dynamo-env/installed
+
+build/dynamo-env/installed: venv
+	$(PY) -m venv build/dynamo-env
+	build/dynamo-env/bin/python -m pip install --disable-pip-version-check --quiet ai-dynamo==1.4.2
+	touch $@
 
 # Runs, journals and artifacts stay.
 clean:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from learn.frame import CleanFrame, clean_journal
+from learn.compaction import compact
+from learn.frame import CleanFrame
 from learn.journal_trace import JournalTrace, journal_trace, left_out_reason, runs
 from learn.search import SAMPLER
 from learn.study import StoredStudy
@@ -129,7 +130,7 @@ def train(run_: Run, stage: Stage, config: TrainConfig, paths: list[Path]) -> No
     """Clean, fit, search, and leave a candidate artifact and the tuned baselines."""
     profile = hardware_profile(config.hardware)
     slo = targets_from_profile(profile)
-    frame = clean_journal(paths, cluster_kind=config.cluster_kind)
+    frame = compact(paths, stage.folder / "rows.parquet", cluster_kind=config.cluster_kind)
     for line in frame.report.lines():
         print(f"train: {line}")
     journals = journal_runs(paths, frame)

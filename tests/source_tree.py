@@ -1,6 +1,7 @@
 """The packages' source files and what each imports, read without importing them."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -63,3 +64,37 @@ def _imports(node: ast.AST, path: Path, known: dict[str, Path], top_level: bool)
     inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for child in children:
         yield from _imports(child, path, known, top_level and not inside)
+
+
+def summary(path: Path) -> str:
+    """The first sentence, or clause before a semicolon, of a module's docstring."""
+    text = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
+    first = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.;])\s", first)[0].rstrip(".;")
+
+
+def file_map_text() -> str:
+    """The README's file map: every folder and file of the packages with its docstring's summary."""
+    lines: list[str] = []
+    folders = sorted({path.parent for package in PACKAGES for path in files(package)}, key=map_order)
+    for folder in folders:
+        names = [path for path in files(folder.parts[0]) if path.parent == folder and path.name != "__init__.py"]
+        width = max((len(path.name) for path in names), default=0)
+        lines.append(f"{folder.as_posix()}/  {summary(folder / '__init__.py')}")
+        lines += [f"  {path.name:<{width}}  {summary(path)}" for path in names]
+    return "\n".join(lines)
+
+
+def map_order(folder: Path) -> tuple[int, str]:
+    return ("serve_table", "learn", "pipelines").index(folder.parts[0]), folder.as_posix()
+
+
+def with_file_map(readme: str) -> str:
+    """The README with its file map made anew."""
+    before, _, rest = readme.partition("## File map\n\n```text\n")
+    return f"{before}## File map\n\n```text\n{file_map_text()}\n```{rest.partition('```')[2]}"
+
+
+if __name__ == "__main__":  # `make readme`
+    path = ROOT / "README.md"
+    path.write_text(with_file_map(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -109,40 +109,8 @@ def test_how_commands_are_found_in_text() -> None:
     assert targets_in(code) == {"train"}
 
 
-def file_map(markdown: str) -> dict[str, str] | None:
-    """Path to description of a `## File map` section, None without one.
-
-    A line is `folder/`, the full path of a folder, or `name.py  description` of a file in the folder above it, bare
-    or as a list item, a table row or inline code.
-    """
-    section = re.search(r"^## File map\n(.*?)(?=^## |\Z)", markdown, re.DOTALL | re.MULTILINE)
-    if section is None:
-        return None
-    found: dict[str, str] = {}
-    folder = ""
-    for line in section.group(1).splitlines():
-        match = re.match(r"[\s*|`-]*([\w./-]+(?:/|\.py))(?![\w.])[`\s|:]*(.*)", line)
-        if match is None:
-            continue
-        name, description = match.groups()
-        if name.endswith("/"):
-            folder = name
-        else:
-            found[name if "/" in name else folder + name] = description.strip(" |")
-    return found
-
-
-def test_the_readme_maps_exactly_the_files_on_disk() -> None:
-    described = file_map((ROOT / "README.md").read_text(encoding="utf-8"))
-    if described is None:
-        pytest.skip("README.md has no section '## File map' yet")
-    on_disk = {str(path) for package in PACKAGES for path in files(package) if path.name != "__init__.py"}
-    assert {path for path in described if path.partition("/")[0] in PACKAGES} == on_disk
-    assert [path for path, description in described.items() if not description] == []
-
-
-def test_how_a_file_map_is_read() -> None:
-    assert file_map("# Rutter\n") is None
-    tree = "```\nlearn/   offline\n  a.py   makes a\n```\n"
-    text = f"## File map\n\n{tree}- `pipelines/x/b.py`: runs b\n## Next\n  c.py  no\n"
-    assert file_map(text) == {"learn/a.py": "makes a", "pipelines/x/b.py": "runs b"}
+def test_the_readme_maps_the_files_as_they_describe_themselves() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```text\n{file_map_text()}\n```" in readme, (
+        "put the output of `python tests/source_tree.py` into README.md"
+    )
