@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from source_tree import PACKAGES, ROOT, files, imports
+from source_tree import PACKAGES, ROOT, files, imports, with_file_map
 
 from pipelines.cli import COMMANDS
 
@@ -111,6 +111,4 @@ def test_how_commands_are_found_in_text() -> None:
 
 def test_the_readme_maps_the_files_as_they_describe_themselves() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"```text\n{file_map_text()}\n```" in readme, (
-        "put the output of `python tests/source_tree.py` into README.md"
-    )
+    assert readme == with_file_map(readme), "run `make readme`"
