@@ -12,7 +12,7 @@ from learn.evaluate import Comparison, bench_of, compare
 from learn.frame import clean_journal
 from learn.policy_space import baseline_policy
 from learn.resample import resampled
-from learn.table import Costs
+from learn.table import Costs, strict_score
 from learn.trace import Trace, joined
 from pipelines.stages import add_run_arguments, run_from
 from pipelines.train import Baselines, TrainConfig, journal_runs, training_end
@@ -69,7 +69,9 @@ def export(candidate: Artifact, trained: TrainConfig, baselines: Baselines, path
     traces, where = held_out_traces(trained, n_traces)
     print(f"export: judging on {len(traces)} held-out traces ({where}), simulated with the fitted costs", flush=True)
     comparison = evaluate(candidate, trained, baselines, traces)
-    metadata = msgspec.structs.replace(candidate.metadata, held_out=list(comparison.scores))
+    metadata = msgspec.structs.replace(
+        candidate.metadata, held_out=[strict_score(score) for score in comparison.scores]
+    )
     save(replace(candidate, metadata=metadata), path)
     sign = "better than" if comparison.low > 0 else "worse than" if comparison.high < 0 else "level with"
     print(
