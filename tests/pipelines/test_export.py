@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_runs import TRAIN, Rutter, simulated_journal
 
-from pipelines import export
+from learn.frame import clean_journal
 from pipelines.export import held_out_traces, score_lines
 from pipelines.stages import Run
 from pipelines.train import TrainConfig, journal_runs, training_traces
@@ -93,7 +93,7 @@ def test_a_journal_from_elsewhere_is_judged_on_its_later_part(tmp_path: Path, ru
     assert "resampled from the last 50 of 200 journaled requests" in ended.out
     assert load(path).metadata.workload == "journal"
     config = config_of(run_dir)
-    runs = journal_runs([journal], export.clean_journal([journal]))
+    runs = journal_runs([journal], clean_journal([journal]))
     (seen,) = training_traces(runs, config)
     seen_pairs = set(zip(seen.prompt_tokens.tolist(), seen.output_tokens.tolist(), strict=True))
     later = runs[0].trace.window(len(seen), 200)

@@ -11,8 +11,8 @@ import pytest
 from small_runs import TRAIN, Rutter, simulated_collection, simulated_journal, simulated_rows, started, wait_for
 from synthetic_rows import journal_row, line_of, write_journal
 
+from learn.frame import clean_journal
 from learn.study import StoredStudy, count_complete
-from pipelines import train
 from pipelines.stages import Run
 from pipelines.train import JOURNAL_TRAINING_SHARE, TrainConfig, journal_runs, study_digest, training_traces
 from serve_table.artifact import load
@@ -98,7 +98,7 @@ def test_a_journal_from_elsewhere_is_split_by_time(tmp_path: Path, rutter: Rutte
     metadata = load(candidate_in(tmp_path / "run")).metadata
     assert (metadata.workload, metadata.journal_rows) == ("journal", 200)
     config = msgspec.json.decode(Run(tmp_path / "run").latest("train").config, type=TrainConfig)
-    runs = journal_runs([journal], train.clean_journal([journal]))
+    runs = journal_runs([journal], clean_journal([journal]))
     (seen,) = training_traces(runs, config)
     assert len(seen) == 200 * JOURNAL_TRAINING_SHARE
     assert seen.arrival_s[-1] < np.quantile(runs[0].trace.arrival_s, 0.76)
