@@ -78,6 +78,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything about an artifact that is not an array. No clock time: equal inputs give equal bytes.
 
     journal_last_time: Unix time of the last journal row, so that constants and targets show their age.
+    calibrated_time: Unix time of the calibration that the constants and targets began from; None without one.
     table_agreement: share of journal rows that the dense table puts in the same cluster as exact k-means.
     """
 
@@ -101,6 +102,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table_agreement: float
     held_out: list[Score]
     library_versions: dict[str, str]
+    calibrated_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ def _check_values(artifact: Artifact) -> None:
 def _check_metadata(metadata: Metadata) -> None:
     if metadata.format_version != FORMAT_VERSION:
         raise ArtifactError(other_format(metadata.format_version))
+    if metadata.calibrated_time is not None and not 0.0 <= metadata.calibrated_time < math.inf:
+        raise ArtifactError(f"calibrated_time is {metadata.calibrated_time}: must be finite and at least 0")
     if metadata.feature_names != list(FEATURE_NAMES):
         raise ArtifactError(f"features {metadata.feature_names} differ from this program's {list(FEATURE_NAMES)}")
     if [entry.name for entry in metadata.slo] != ["loose", "tight"]:

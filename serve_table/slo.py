@@ -53,8 +53,9 @@ def targets_from_profile(
     profile: HardwareProfile,
     tight: tuple[float, float] = (2.5, 1.5),
     loose: tuple[float, float] = (5.0, 2.0),
+    overhead_s: float = 0.0,
 ) -> SloTargets:
-    """Targets as multiples (TTFT, TPOT) of the unloaded times of a profile.
+    """Targets as multiples (TTFT, TPOT) of the unloaded times of a profile. overhead_s: of each of the two legs.
 
     Unloaded TTFT: one remote prefill, hand-off and decode step, as a line in prompt tokens through 0 and
     2,000. Unloaded TPOT: a step of one sequence with 1,000 tokens of context.
@@ -64,7 +65,8 @@ def targets_from_profile(
 
     def unloaded_ttft_s(prompt_tokens: float) -> float:
         decode_s = step_time_s(step, 1.0, prompt_tokens)
-        return step_time_s(step, prompt_tokens, 0.0) + handoff_time_s(handoff, prompt_tokens) + decode_s
+        prefill_s = step_time_s(step, prompt_tokens, 0.0)
+        return prefill_s + handoff_time_s(handoff, prompt_tokens) + decode_s + 2.0 * overhead_s
 
     base_s = unloaded_ttft_s(0.0)
     slope_s = (unloaded_ttft_s(2000.0) - base_s) / 2000.0
