@@ -16,8 +16,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_BLOCK_TOKENS = 64
-RUN_GAP_S = 5.0
-"""Rows whose routers seem to have started less than this apart are of one run: small clock corrections are."""
+RUN_GAP_S = 1.0
+"""Rows whose routers seem to have started less than this apart are of one run: small clock corrections are, and no
+router is started again so soon."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,25 @@ def prompt_tokens(row: Row) -> int:
 def runs(rows: Iterable[Row]) -> list[list[Row]]:
     """The rows parted by the router start that they count their arrival from, earliest start first.
 
-    Rows know their start only through the wall clock; a clock that was set during a run parts it in two.
+    Rows know their start only through the wall clock; a clock that was set during a run parts it in two. Routers
+    that have no decode engine in common are two, however close their starts.
     """
     starts = sorted(((router_start_time(row), row) for row in rows), key=lambda start: start[0])
     found: list[list[Row]] = []
     last_start = -np.inf
     for start, row in starts:
-        if start - last_start > RUN_GAP_S:
+        if start - last_start > RUN_GAP_S or _strangers(found[-1][-1], row):
             found.append([])
         found[-1].append(row)
         last_start = start
     return found
+
+
+def _strangers(first: Row, second: Row) -> bool:
+    """Whether both know decode engines, and none in common."""
+    return bool(first.decode_engines and second.decode_engines) and set(first.decode_engines).isdisjoint(
+        second.decode_engines
+    )
 
 
 def router_start_time(row: Row) -> float:

@@ -15,6 +15,7 @@ import uvloop
 
 from learn.trace import Trace
 from pipelines.emulated.cluster import start_emulated
+from pipelines.emulated.engine_process import ask
 from pipelines.load import run_load
 from pipelines.load_report import LoadReport
 from pipelines.progress import Progress
@@ -90,8 +91,13 @@ class Engines:
 
 @contextmanager
 def engines_of(cluster: ClusterConfig, folder: Path, say: Say) -> Iterator[Engines]:
-    """The existing engines, or an emulated cluster for the time of the block, its pace said at the end."""
+    """The existing engines, or an emulated cluster for the time of the block, its pace said at the end.
+
+    Raises ClusterError for an engine that is down.
+    """
     if cluster.kind != EMULATED:
+        for url in (*cluster.prefill_urls, *cluster.decode_urls):
+            ask(url, "GET", "/health")
         yield Engines(cluster.prefill_urls, cluster.decode_urls)
         return
     profile = hardware_profile(cluster.hardware)

@@ -95,6 +95,24 @@ def test_runs_are_told_apart_by_the_router_s_start() -> None:
         journal_trace([*first, *second])
 
 
+def test_a_collection_continued_at_once_on_new_engines_is_two_runs() -> None:
+    killed = [journal_row(number, time=1000.0 + number, arrival_s=1.0 * number) for number in (0, 1, 2)]
+    again = [
+        journal_row(
+            number,
+            time=1000.4 + number,
+            arrival_s=1.0 * number,
+            prefill_engines=["http://p8", "http://p9"],
+            decode_engines=["http://d8", "http://d9"],
+            prefill_engine="http://p8",
+            decode_engine="http://d8",
+        )
+        for number in (3, 4)
+    ]
+    assert runs([*again, *killed]) == [killed, again]
+    assert runs([*killed, journal_row(5, time=1006.5, arrival_s=5.0)])[0] == killed
+
+
 def test_mixed_clusters_and_empty_journals_are_no_trace() -> None:
     with pytest.raises(TraceError, match=r"emulated at dilation 1, vllm-cpu at dilation 1"):
         journal_trace([journal_row(0), journal_row(1, cluster_kind="vllm-cpu")])
