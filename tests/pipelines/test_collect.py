@@ -10,6 +10,7 @@ from small_runs import FAST, TRAIN, Rutter, journal_rows, processes_of, started,
 from learn.saturation import MID_COLLAPSE, round_robin_goodput
 from learn.simulation import Topology
 from pipelines.collect import mid_collapse_rate
+from pipelines.emulated.cluster import start_emulated
 from pipelines.stages import Run
 from pipelines.workload_spec import WorkloadSpec, requests_of
 from serve_table.artifact import load
@@ -73,6 +74,23 @@ def test_f35_a_collection_is_killed_interrupted_continued_trained_on_and_exporte
     assert (metadata.prefill_engines, metadata.decode_engines, metadata.workload) == (1, 2, "chat")
     assert metadata.journal_rows >= N_REQUESTS - 5
     assert metadata.dilation == 0.3
+
+
+@pytest.mark.slow
+def test_an_existing_cluster_is_collected_from_by_its_urls_and_left_running(tmp_path: Path, rutter: Rutter) -> None:
+    run_dir = tmp_path / "run"
+    with start_emulated(0, 2, A40_3B, 0.2, model="some-model", folder=tmp_path / "theirs") as theirs:
+        urls = set(theirs.decode_urls)
+        words = ["collect", "--run-dir", run_dir, "--trace", "chat", "--requests", "100", "--rate", "40"]
+        ended = rutter(*words, "--decode-url", *theirs.decode_urls, "--model", "some-model")
+        assert ended.status == 0, ended.error
+        theirs.require_running()
+    rows = journal_rows(run_dir)
+    assert {(row.cluster_kind, row.dilation, row.executed, row.status) for row in rows} == {
+        ("existing", 1.0, "local", "ok")
+    }
+    assert {row.executed_decode_engine for row in rows} == urls
+    assert len(rows) == 100
 
 
 @pytest.mark.parametrize(
