@@ -5,8 +5,8 @@
 #   make check                    all that must pass before a change lands
 #
 # Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), PREFILL="URL ...",
-# DECODE="URL ...", POLICY=... and ARTIFACT=... (serve), CLUSTER=KIND (cluster-up), RUN=NAME (a run of its own under
-# build/runs), PYTHON=/path/to/python3.11.
+# DECODE="URL ...", POLICY=... and ARTIFACT=... (serve), CLUSTER=KIND (cluster-up), CLUSTER=NAME (gates, conformance),
+# RUN=NAME (a run of its own under build/runs), PYTHON=/path/to/python3.11.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: test lint types check clean readme dynamo-env
+.PHONY: gates conformance test lint types check clean readme dynamo-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -61,6 +61,14 @@ cluster-up: venv
 
 cluster-down: venv
 	$(RUTTER) cluster down $(ARGS)
+
+# The correctness gates of a running cluster.
+gates: venv
+	$(RUTTER) check $(CLUSTER) $(ARGS)
+
+# The engines of a running cluster against vLLM's protocol; without CLUSTER, emulated engines of its own.
+conformance: venv
+	$(PY) -m pytest tests/conformance $(if $(CLUSTER),--cluster $(CLUSTER)) $(ARGS)
 
 # The threshold holds for all tests together, so a selection in ARGS is not held to it.
 test: venv

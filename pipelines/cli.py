@@ -62,6 +62,7 @@ COMMANDS = (
     Command("serve", "serve_table.server", "route requests to prefill and decode engines"),
     Command("explain", "serve_table.explain", "show how a request or a journal row is decided"),
     Command("cluster", "pipelines.cluster", "start, stop or show engines to run against", "learn"),
+    Command("check", "pipelines.check", "run the correctness gates on a cluster", "learn"),
     Command("fidelity", "pipelines.fidelity", "compare the simulator with a cluster on one trace", "learn", True),
     Command("bench", "pipelines.bench", "measure look-up, decision, artifact and simulator", "learn"),
     Command("workload", "pipelines.workload_summary", "summarise a workload or trace", "learn"),
