@@ -57,6 +57,9 @@ class Command:
 
 COMMANDS = (
     Command("collect", "pipelines.collect", "run a workload through a cluster and journal it", "learn", True),
+    Command(
+        "calibrate", "pipelines.calibrate", "measure a cluster's step and hand-off times and fit constants", "learn"
+    ),
     Command("train", "pipelines.train", "learn clusters, costs and policy from the journals", "learn", True),
     Command("export", "pipelines.export", "evaluate what was learned and write the artifact", "learn", True),
     Command("serve", "serve_table.server", "route requests to prefill and decode engines"),

@@ -10,12 +10,13 @@ from serve_table.errors import ClusterError, ConfigError
 
 @dataclass(frozen=True)
 class EngineUrls:
-    """Where a cluster's engines are. kind, model: None where the command line alone names the engines."""
+    """Where a cluster's engines are. kind, model, name: None where the command line alone names the engines."""
 
     prefill_urls: tuple[str, ...]
     decode_urls: tuple[str, ...]
     kind: str | None = None
     model: str | None = None
+    name: str | None = None
 
 
 def add_url_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,4 +57,4 @@ def named_cluster(name: str | None, root: Path = CLUSTERS_FOLDER) -> EngineUrls:
     if not state.ready:
         raise ClusterError(f"cluster {name!r} is not ready: wait for its `rutter cluster up`")
     urls = {role: tuple(e.url for e in state.engines if e.role == role) for role in ("prefill", "decode")}
-    return EngineUrls(urls["prefill"], urls["decode"], kind=state.kind, model=state.model)
+    return EngineUrls(urls["prefill"], urls["decode"], kind=state.kind, model=state.model, name=name)
