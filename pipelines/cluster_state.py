@@ -19,15 +19,35 @@ POLL_S = 0.05
 KILL_GRACE_S = 5.0
 
 
+class ProcessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process. identity: see `process_identity`."""
+
+    pid: int
+    identity: str
+
+    @property
+    def is_alive(self) -> bool:
+        return process_identity(self.pid) == self.identity
+
+
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine. identity: of its process, see `process_identity`. log: a path."""
+    """One engine. pid, identity: of its first process, which leads a session. children: the others of that session.
+
+    log: a path. kv_events: where its KV events can be subscribed to, as ZeroMQ writes it; None where nowhere.
+    """
 
     name: str
     role: Literal["prefill", "decode"]
     url: str
-    pid: int
-    identity: str
+    pid: int = 0
+    identity: str = ""
     log: str
+    children: list[ProcessRecord] = []
+    kv_events: str | None = None
+
+    @property
+    def processes(self) -> list[ProcessRecord]:
+        return [ProcessRecord(self.pid, self.identity), *self.children]
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,12 +71,31 @@ def process_identity(pid: int) -> str | None:
     Two processes never have both the pid and this in common.
     """
     try:
-        # Fields after the command's name, which may hold spaces and brackets: state is the first, start the 20th.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat_fields(Path(f"/proc/{pid}"))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None if Path("/proc/self/stat").exists() else _identity_from_ps(pid)
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def session_members(leader_pid: int) -> list[ProcessRecord]:
+    """The live processes of the session that this process leads, without itself; none where /proc does not say."""
+    members = []
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        try:
+            session = int(_stat_fields(process)[3])
+        except OSError:
+            continue  # it has ended
+        identity = process_identity(pid) if session == leader_pid != pid else None
+        if identity is not None:
+            members.append(ProcessRecord(pid, identity))
+    return members
+
+
+def _stat_fields(process: Path) -> list[str]:
+    """Fields after the command's name, which may hold spaces and brackets: state first, session 4th, start 20th."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _identity_from_ps(pid: int) -> str | None:
@@ -72,31 +111,44 @@ def is_alive(engine: EngineRecord) -> bool:
 
 
 def end_engines(engines: Sequence[EngineRecord], grace_s: float = KILL_GRACE_S) -> list[EngineRecord]:
-    """End those that still run, kindly and then by force; returns the ones that ran.
+    """End those that still run and their children, kindly and then by force; returns the ones that ran.
 
     Raises ClusterError where one cannot be ended.
     """
-    ran = [engine for engine in engines if is_alive(engine)]
+    processes = {engine.name: _with_new_children(engine) for engine in engines}
+    ran = [engine for engine in engines if any(process.is_alive for process in processes[engine.name])]
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        left = [engine for engine in ran if is_alive(engine)]
-        for engine in left:
-            _signal(engine, signal_number)
-        deadline_s = time.monotonic() + grace_s
-        while any(map(is_alive, left)) and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
+        for engine in ran:
+            alive = [process for process in processes[engine.name] if process.is_alive]
+            # Asked kindly, an engine ends its children itself.
+            for process in alive[:1] if signal_number == signal.SIGTERM else alive:
+                _signal(engine, process.pid, signal_number)
+        _wait_until_gone([process for engine in ran for process in processes[engine.name]], grace_s)
     for engine in ran:
-        if is_alive(engine):
+        if any(process.is_alive for process in processes[engine.name]):
             raise ClusterError(f"{engine.name} (pid {engine.pid}) cannot be ended")
     return ran
 
 
-def _signal(engine: EngineRecord, signal_number: signal.Signals) -> None:
+def _with_new_children(engine: EngineRecord) -> list[ProcessRecord]:
+    """The engine's processes, with those that it has started since it was recorded."""
+    started = session_members(engine.pid) if is_alive(engine) else []
+    return [*engine.processes, *(process for process in started if process not in engine.children)]
+
+
+def _wait_until_gone(processes: Sequence[ProcessRecord], grace_s: float) -> None:
+    deadline_s = time.monotonic() + grace_s
+    while any(process.is_alive for process in processes) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _signal(engine: EngineRecord, pid: int, signal_number: signal.Signals) -> None:
     try:
-        os.kill(engine.pid, signal_number)
+        os.kill(pid, signal_number)
     except ProcessLookupError:
         return
     except PermissionError as error:
-        raise ClusterError(f"{engine.name} (pid {engine.pid}) belongs to another user: end it as that user") from error
+        raise ClusterError(f"{engine.name} (pid {pid}) belongs to another user: end it as that user") from error
 
 
 def write_state(state: ClusterState, folder: Path) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from learn.core import PREFILL_LEG, new_core
 from learn.engine import abort, begin_step, loaded, release
 from learn.kv_cache import reset_prefix_cache
-from pipelines.emulated.pacing import BEHIND_LIMIT_S, Pacing
 from pipelines.emulated.prefix_ids import PrefixIds
 from pipelines.emulated.stepping import complete_step, count_states, queue_sequence
 from pipelines.emulated.tokens import Tokens
 from pipelines.emulated.wake_timer import WakeTimer
+from pipelines.pacing import BEHIND_LIMIT_S, Pacing
 from serve_table.errors import RequestError
 from serve_table.step_time import HardwareProfile, handoff_time_s
 

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pipelines.emulated.generation import Engine
-from pipelines.emulated.pacing import BUCKETS_S
+from pipelines.pacing import BUCKETS_S
 
 LABELS = ("model_name", "engine")
 

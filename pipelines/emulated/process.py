@@ -1,14 +1,12 @@
 """The process of one emulated engine: `python -m pipelines.emulated.process CONFIG SOCKET_FD LIFELINE_FD`.
 
-The lifeline is a pipe whose other end the starter holds. Where it closes without a word, the starter has died and
-the engine ends; the byte b"d" detaches the engine, which then runs until it gets a signal.
+`pipelines.lifeline` says what the lifeline is.
 """
 
 import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -19,9 +17,8 @@ import uvloop
 from pipelines.emulated.engine_config import EngineConfig, read_config
 from pipelines.emulated.server import EngineServer
 from pipelines.emulated.warm_up import compile_engine_model
+from pipelines.lifeline import starter_is_gone
 from serve_table.errors import RutterError
-
-DETACH = b"d"
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +47,8 @@ def _watch(lifeline_fd: int, ended: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
-        word = os.read(lifeline_fd, 1)
         loop.remove_reader(lifeline_fd)
-        os.close(lifeline_fd)
-        if word != DETACH:
+        if starter_is_gone(lifeline_fd):
             log.warning("the process that started this engine is gone")
             ended.set()
 

@@ -21,7 +21,7 @@ from pipelines.emulated.http_connection import HttpConnection, HttpRequest
 from pipelines.emulated.kv_handles import Claim, KvHandles, Release
 from pipelines.emulated.kv_peers import CLAIM_PATH, RELEASE_PATH, KvPeers
 from pipelines.emulated.metrics import Metrics
-from pipelines.emulated.pacing import Pacing
+from pipelines.pacing import Pacing
 from serve_table.errors import RequestError
 
 VERSION = "rutter-emulated"

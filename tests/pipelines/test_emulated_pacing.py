@@ -10,7 +10,7 @@ import pytest
 from emulated_engines import FAST, emulated_engine, leaving_client
 
 from pipelines.emulated import engine_loop
-from pipelines.emulated.pacing import Pacing
+from pipelines.pacing import Pacing
 
 PACED = replace(FAST, step=replace(FAST.step, floor_s=0.01))
 

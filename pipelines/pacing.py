@@ -1,4 +1,4 @@
-"""How well an emulated engine keeps its planned step times."""
+"""How well a paced engine keeps its planned step times."""
 
 import logging
 from bisect import bisect_left
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class PacingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What /emulator/pacing answers, since the start or the last reset.
+    """What an engine says of its pace, since the start or the last reset.
 
     Lateness is the wall time from a step's planned end to its last token's write, over the newest steps; None
     before the first step. kept: False where the figures measured meanwhile are not those of the asked hardware.
