@@ -30,7 +30,7 @@ class Factors:
     def profile(self) -> HardwareProfile:
         return profile_times(self.decode, self.prefill, self.handoff)
 
-    def journal(self, n_requests: int = 500, seed: int = 0, **engines: int) -> JournalTrace:
+    def journal(self, n_requests: int = 400, seed: int = 0, **engines: int) -> JournalTrace:
         """A run of the mixed workload on such a cluster, near its saturation."""
         topology = Topology(engines.get("prefill", 2), engines.get("decode", 4), self.profile(), self.overhead_s)
         rate = 2.0 * topology.decode_engines / max(self.decode, self.prefill, 1.0)
@@ -55,7 +55,7 @@ def spoilt(journal: JournalTrace, outliers: float, sigma: float) -> JournalTrace
     return replace(journal, ttft_s=journal.ttft_s * noise[0], tpot_s=journal.tpot_s * noise[1])
 
 
-@pytest.mark.parametrize(("decode", "prefill"), [(0.7, 1.3), (1.3, 0.7), (0.7, 7.4), (7.4, 7.4), (7.4, 1.3)])
+@pytest.mark.parametrize(("decode", "prefill"), [(0.7, 1.3), (1.3, 0.7), (0.7, 7.4), (7.4, 7.4)])
 def test_constants_that_differ_from_the_profile_are_recovered(decode: float, prefill: float) -> None:
     fit = fit_costs([Factors(decode, prefill).journal()], A40_3B, SLO)
     found = found_factors(fit)
@@ -72,16 +72,16 @@ def test_constants_that_differ_from_the_profile_are_recovered(decode: float, pre
 
 @pytest.mark.parametrize(("outliers", "sigma"), [(0.1, 0.0), (0.1, 0.2)])
 def test_outliers_and_noise_do_not_move_the_constants_far(outliers: float, sigma: float) -> None:
-    journal = spoilt(Factors(0.7, 1.3).journal(500), outliers, sigma)
+    journal = spoilt(Factors(0.7, 1.3).journal(), outliers, sigma)
     found = found_factors(fit_costs([journal], A40_3B, SLO))
     assert found["decode"] == pytest.approx(0.7, rel=0.03)
     assert found["prefill"] == pytest.approx(1.3, rel=0.05)
 
 
 def test_several_runs_are_fitted_together_and_equal_rows_give_equal_constants() -> None:
-    journals = [Factors(1.3, 0.7).journal(150, seed) for seed in (0, 1)]
+    journals = [Factors(1.3, 0.7).journal(100, seed) for seed in (0, 1)]
     fit = fit_costs(journals, A40_3B, SLO)
-    assert fit.rows == 300
+    assert fit.rows == 200
     assert found_factors(fit)["decode"] == pytest.approx(1.3, rel=0.02)
     assert fit_costs(journals, A40_3B, SLO) == fit
 
@@ -98,7 +98,7 @@ def test_fitted_costs_predict_another_policy_s_goodput() -> None:
 
 
 def test_a_journal_of_local_requests_only_says_all_but_the_handoff() -> None:
-    trace = make_workload("mixed", 300, 0, 4.0)
+    trace = make_workload("mixed", 200, 0, 4.0)
     topology = Topology(0, 4, profile_times(1.3, 0.7, 2.0), 0.002)
     journal = journal_of(trace, topology, "always_local", explore=0.0)
     assert journal.prefill_engines == ()

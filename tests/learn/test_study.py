@@ -51,9 +51,9 @@ def test_f20_sixteen_workers_started_at_once_end_with_exactly_the_budget(tmp_pat
 @pytest.mark.slow
 def test_f20_workers_share_an_sqlite_database_that_none_has_made_before(tmp_path: Path) -> None:
     place = f"sqlite:///{tmp_path / 'study.db'}"
-    run_workers(place, 6, 30)
+    run_workers(place, 4, 20)
     trials = StoredStudy(place, NAME).trials()
-    assert count_complete(trials) == len(trials) == 30
+    assert count_complete(trials) == len(trials) == 20
 
 
 def test_f20_the_same_seed_gives_the_same_trials_and_another_seed_others(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_f35_interrupted_and_resumed_is_as_uninterrupted(tmp_path: Path, after: 
 @pytest.mark.slow
 def test_f35_killed_ten_times_at_random_moments_and_resumed(tmp_path: Path) -> None:
     place = str(tmp_path / "study.log")
-    n_trials = 300
+    n_trials = 240
     rng = np.random.default_rng(0)
     context = processes()
     seen = 0

@@ -29,7 +29,7 @@ from serve_table.step_time import A40_3B
 ROOT = Path(cli.__file__).parents[1]
 TOPOLOGY = Topology(2, 4, profile_times(1.2, 0.9, 1.0), 0.002)
 RATE = 8.0
-N_REQUESTS = 200
+N_REQUESTS = 120
 FAST = ["--prefill", "1", "--decode", "2", "--dilation", "0.3", "--trace", "chat", "--requests", "150", "--rate", "12"]
 TRAIN = ["--trials", "10", "--jobs", "1"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from small_runs import TRAIN, Rutter, simulated_journal
+from small_runs import N_REQUESTS, TRAIN, Rutter, simulated_journal
 
 from learn.frame import clean_journal
 from pipelines.export import held_out_traces, score_lines
@@ -36,7 +36,7 @@ def test_export_judges_every_policy_and_writes_the_artifact_once(trained: Path, 
     assert path.stat().st_size <= MAX_BYTES
     for said in (
         "export: judging on 3 held-out traces (other seeds of mixed at 8 requests/s)",
-        "journal: 200 rows used, dropped: none; emulated cluster 2P+4D, workload mixed, dilation 1",
+        f"journal: {N_REQUESTS} rows used, dropped: none; emulated cluster 2P+4D, workload mixed, dilation 1",
         f"artifact: {path}, {path.stat().st_size} bytes, digest {artifact.digest()}",
     ):
         assert said in ended.out
@@ -90,19 +90,19 @@ def test_a_journal_from_elsewhere_is_judged_on_its_later_part(tmp_path: Path, ru
     assert rutter("train", "--run-dir", run_dir, "--journal", journal, *TRAIN).status == 0
     ended = rutter("export", "--run-dir", run_dir, "--to", path, *JUDGED)
     assert ended.status == 0, ended.error
-    assert "resampled from the last 50 of 200 journaled requests" in ended.out
+    assert f"resampled from the last {N_REQUESTS // 4} of {N_REQUESTS} journaled requests" in ended.out
     assert load(path).metadata.workload == "journal"
     config = config_of(run_dir)
     runs = journal_runs([journal], clean_journal([journal]))
     (seen,) = training_traces(runs, config)
     seen_pairs = set(zip(seen.prompt_tokens.tolist(), seen.output_tokens.tolist(), strict=True))
-    later = runs[0].trace.window(len(seen), 200)
+    later = runs[0].trace.window(len(seen), N_REQUESTS)
     traces, _ = held_out_traces(config, 2)
     for trace in traces:
         pairs = set(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
         assert pairs <= set(zip(later.prompt_tokens.tolist(), later.output_tokens.tolist(), strict=True))
         assert pairs.isdisjoint(seen_pairs)
-        assert len(trace) == 200
+        assert len(trace) == N_REQUESTS
 
 
 def test_what_must_come_first_is_named(tmp_path: Path, rutter: Rutter) -> None:

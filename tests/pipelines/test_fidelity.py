@@ -132,11 +132,11 @@ def test_a_small_run_is_reported_and_kept(
     monkeypatch.chdir(tmp_path)
     words = ["fidelity", "--run-dir", tmp_path / "run", "--artifact", artifact_path, "--json"]
     words += ["--prefill", "1", "--decode", "2", "--dilation", "0.3", "--trace", "chat", "--requests", "100"]
-    words += ["--rate", "12"]
+    words += ["--rate", "12", "--policies", "table"]
     first = rutter(*words)
     assert first.status in (0, 1), first.error
     report = json.loads(first.out)
-    assert [found["policy"] for found in report["policies"]] == ["round_robin", "table"]
+    assert [found["policy"] for found in report["policies"]] == ["table"]
     assert (report["topology"], report["cluster_kind"], report["workload"]) == ("1P+2D", "emulated", "chat")
     for found in report["policies"]:
         assert found["requests"] == 100

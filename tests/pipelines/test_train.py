@@ -8,7 +8,16 @@ import msgspec
 import numpy as np
 import optuna
 import pytest
-from small_runs import TRAIN, Rutter, simulated_collection, simulated_journal, simulated_rows, started, wait_for
+from small_runs import (
+    N_REQUESTS,
+    TRAIN,
+    Rutter,
+    simulated_collection,
+    simulated_journal,
+    simulated_rows,
+    started,
+    wait_for,
+)
 from synthetic_rows import journal_row, line_of, write_journal
 
 from learn.frame import clean_journal
@@ -26,7 +35,7 @@ def candidate_in(run_dir: Path) -> Path:
 def test_train_learns_from_what_the_run_collected_and_says_when_it_is_done(trained: Path, rutter: Rutter) -> None:
     artifact = load(candidate_in(trained))
     metadata = artifact.metadata
-    assert (metadata.journal_rows, metadata.workload, metadata.cluster_kind) == (200, "mixed", "emulated")
+    assert (metadata.journal_rows, metadata.workload, metadata.cluster_kind) == (N_REQUESTS, "mixed", "emulated")
     assert (metadata.prefill_engines, metadata.decode_engines) == (2, 4)
     assert (metadata.seed, metadata.search_jobs, metadata.trials, metadata.sampler) == (0, 1, 10, "TPE, multivariate")
     again = rutter("train", "--run-dir", trained, *TRAIN)
@@ -53,12 +62,11 @@ def test_f35_a_killed_search_is_continued_and_ends_with_the_same_bytes(trained: 
     def done() -> int:
         return sum(path.read_bytes().count(b'"op_code":4') for path in run_dir.glob("train-*/study.log"))
 
-    for wanted in (3, 15):
-        with started("train", "--run-dir", run_dir, *TRAIN) as process:
-            wait_for(lambda wanted=wanted: done() >= wanted or process.poll() is not None)  # type: ignore[misc]
-            process.kill()
-            process.wait()
-    assert 15 <= done() <= 40
+    with started("train", "--run-dir", run_dir, *TRAIN) as process:
+        wait_for(lambda: done() >= 13 or process.poll() is not None)
+        process.kill()
+        process.wait()
+    assert 13 <= done() <= 40
     ended = rutter("train", "--run-dir", run_dir, *TRAIN)
     assert ended.status == 0
     assert done() == 40
@@ -96,11 +104,11 @@ def test_a_journal_from_elsewhere_is_split_by_time(tmp_path: Path, rutter: Rutte
     ended = rutter("train", "--run-dir", tmp_path / "run", "--journal", journal, *TRAIN)
     assert ended.status == 0
     metadata = load(candidate_in(tmp_path / "run")).metadata
-    assert (metadata.workload, metadata.journal_rows) == ("journal", 200)
+    assert (metadata.workload, metadata.journal_rows) == ("journal", N_REQUESTS)
     config = msgspec.json.decode(Run(tmp_path / "run").latest("train").config, type=TrainConfig)
     runs = journal_runs([journal], clean_journal([journal]))
     (seen,) = training_traces(runs, config)
-    assert len(seen) == 200 * JOURNAL_TRAINING_SHARE
+    assert len(seen) == N_REQUESTS * JOURNAL_TRAINING_SHARE
     assert seen.arrival_s[-1] < np.quantile(runs[0].trace.arrival_s, 0.76)
     # Another spelling of its path is the same journal.
     other = tmp_path / "run" / ".." / "journal"
@@ -228,11 +236,6 @@ def test_a_full_disk_ends_in_one_line_and_training_goes_on_from_there(
         ended = rutter("train", "--run-dir", trained, *TRAIN, "--seed", "6")
     assert ended.status == 1
     assert "No space left on device" in ended.only_line() or "the disk is full" in ended.only_line()
-    with monkeypatch.context() as patch:
-        patch.setattr("pipelines.train.save", full)
-        ended = rutter("train", "--run-dir", trained, *TRAIN, "--seed", "6")
-    assert ended.status == 1
-    assert "the disk is full" in ended.only_line()
     assert rutter("train", "--run-dir", trained, *TRAIN, "--seed", "6").status == 0
 
 
