@@ -24,7 +24,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: gates conformance test lint types check clean readme dynamo-env
+.PHONY: gates conformance test lint types check clean readme dynamo-env vllm-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -61,6 +61,10 @@ cluster-up: venv
 
 cluster-down: venv
 	$(RUTTER) cluster down $(ARGS)
+
+# The environment of vLLM on CPUs, in the user's cache for every clone: about 4 GB, once on a machine.
+vllm-env: venv
+	$(RUTTER) vllm-env $(ARGS)
 
 # The correctness gates of a running cluster.
 gates: venv

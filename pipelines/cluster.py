@@ -3,7 +3,7 @@
 import argparse
 import fcntl
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,15 +19,30 @@ from pipelines.cluster_state import (
     remove_state,
     write_state,
 )
-from pipelines.emulated.cluster import Cluster, ClusterPlan, pacing_lines, read_pacing, start_emulated
+from pipelines.emulated.cluster import Cluster, ClusterPlan, start_emulated
+from pipelines.emulated.cluster import read_pacing as read_emulated_pacing
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
-from pipelines.emulated.engine_process import is_healthy
+from pipelines.engine_cluster import EngineCluster, pacing_lines
+from pipelines.engine_process import is_healthy
+from pipelines.pacing import PacingReport
+from pipelines.vllm_cpu.cluster import VllmCpuCluster, start_vllm_cpu
+from pipelines.vllm_cpu.cluster import read_pacing as read_vllm_pacing
+from pipelines.vllm_cpu.engine_flags import DEFAULT_DILATION, VllmCpuPlan
 from serve_table.errors import ClusterError, ConfigError
 from serve_table.step_time import HardwareProfile, hardware_profile
 
-__all__ = ["Cluster", "ClusterPlan", "add_arguments", "run", "start_emulated"]
+__all__ = [
+    "Cluster",
+    "ClusterPlan",
+    "add_arguments",
+    "run",
+    "start_emulated",
+    "start_vllm_cpu",
+    "vllm_pacing",
+]
 
 EMULATED = "emulated"
+VLLM_CPU = "vllm-cpu"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -36,16 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="up|down|status")
     up = commands.add_parser("up", help="start engines in the background and print their URLs")
     add = up.add_argument
-    add("kind", choices=[EMULATED], help="emulated: engines of the simulator's model in real time, without a GPU")
+    kinds = (
+        "emulated: engines of the simulator's model in real time; vllm-cpu: vLLM's own engines and NIXL hand-offs on "
+        "this machine's CPUs, paced to the hardware (make vllm-env builds their environment)"
+    )
+    add("kind", choices=[EMULATED, VLLM_CPU], help=kinds)
     add("--prefill", type=int, default=2, metavar="N", help="prefill engines (%(default)s)")
     add("--decode", type=int, default=4, metavar="N", help="decode engines (%(default)s)")
     add("--hardware", default="a40-3b", help="profile of step times and limits (%(default)s)")
-    add("--dilation", type=float, default=1.0, metavar="X", help="stretch of engine time, for a busy machine (1)")
+    stretch = f"stretch of engine time, for a slow or busy machine (1; vllm-cpu: {DEFAULT_DILATION:g})"
+    add("--dilation", type=float, metavar="X", help=stretch)
     add("--kv-tokens", type=int, metavar="N", help="KV budget of one engine; default: the hardware's")
     add("--lease-s", type=float, default=DEFAULT_LEASE_S, help="engine seconds that a hand-off is held (%(default)s)")
     add("--model", help="served model name; default: the hardware's name")
-    add("--base-port", type=int, metavar="P", help="ports from P on; default: free ones")
-    add("--name", default=EMULATED, help="name of this cluster (%(default)s)")
+    ports = "ports from P on, one an engine, three for vllm-cpu; default: free ones"
+    add("--base-port", type=int, metavar="P", help=ports)
+    add("--name", help="name of this cluster; default: its kind")
     down = commands.add_parser("down", help="end exactly the engines that `up` started")
     down.add_argument("name", nargs="?", help="which cluster; not needed where there is one only")
     commands.add_parser("status", help="show the clusters, their engines and how they keep their pace")
@@ -62,20 +83,18 @@ def run(args: argparse.Namespace) -> int:
 
 def up(args: argparse.Namespace, root: Path) -> int:
     """Start a cluster; on any failure, and on Ctrl-C, what was started is ended again."""
-    profile = _profile(args)
-    plan = ClusterPlan(
-        args.prefill, args.decode, profile, args.dilation, args.lease_s, args.model, base_port=args.base_port
-    )
-    plan.config("checked before anything starts", 0)
+    args.name = args.name or args.kind
+    if args.dilation is None:
+        args.dilation = DEFAULT_DILATION if args.kind == VLLM_CPU else 1.0
     folder = _folder(root, args.name)
+
+    def note(ready: bool = False) -> None:
+        write_state(_state(args, cluster, started, ready), folder)
+
+    cluster = _cluster(args, folder, note)
     with _only_one(folder, args.name):
         _require_free(folder, args.name)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-
-        def note(ready: bool = False) -> None:
-            write_state(_state(args, plan, cluster, started, ready), folder)
-
-        cluster = Cluster(plan, folder, note=note)
         try:
             with cluster:
                 note(ready=True)
@@ -85,6 +104,14 @@ def up(args: argparse.Namespace, root: Path) -> int:
             remove_state(folder)
             raise
     return 0
+
+
+def _cluster(args: argparse.Namespace, folder: Path, note: Callable[[], None]) -> EngineCluster:
+    """The cluster of the flags, not yet started; ConfigError where they do not fit."""
+    settings = (args.prefill, args.decode, _profile(args), args.dilation, args.lease_s, args.model, args.base_port)
+    if args.kind == VLLM_CPU:
+        return VllmCpuCluster(VllmCpuPlan(*settings), folder, note=note)
+    return Cluster(ClusterPlan(*settings), folder, note=note)
 
 
 def down(name: str | None, root: Path) -> int:
@@ -127,9 +154,23 @@ def status(root: Path) -> int:
             word = "healthy" if answers else "running, does not answer" if alive else "gone"
             print(f"  {engine.name:<12} {engine.url:<24} pid {engine.pid:<8} {word}")
         missing += len(state.engines) - len(healthy)
-        for line in pacing_lines(healthy, [read_pacing(engine.url) for engine in healthy]):
+        for line in pacing_lines(
+            [engine.name for engine in healthy], [_read_pacing(state.kind, engine.url) for engine in healthy]
+        ):
             print(f"  {line}")
     return 1 if missing else 0
+
+
+def vllm_pacing(name: str = VLLM_CPU, root: Path = CLUSTERS_FOLDER) -> dict[str, PacingReport]:
+    """How each engine of a vllm-cpu cluster that `up` started kept its step times, by URL. Raises ClusterError."""
+    state = read_state(_folder(root, name))
+    if state is None or state.kind != VLLM_CPU:
+        raise ClusterError(f"no {VLLM_CPU} cluster {name!r} is running")
+    return {engine.url: _read_pacing(state.kind, engine.url) for engine in state.engines}
+
+
+def _read_pacing(kind: str, url: str) -> PacingReport:
+    return read_vllm_pacing(url) if kind == VLLM_CPU else read_emulated_pacing(url)
 
 
 def _profile(args: argparse.Namespace) -> HardwareProfile:
@@ -171,28 +212,28 @@ def _require_free(folder: Path, name: str) -> None:
         )
 
 
-def _state(args: argparse.Namespace, plan: ClusterPlan, cluster: Cluster, started: str, ready: bool) -> ClusterState:
+def _state(args: argparse.Namespace, cluster: EngineCluster, started: str, ready: bool) -> ClusterState:
     return ClusterState(
         name=args.name,
         kind=args.kind,
         hardware=args.hardware,
-        dilation=plan.dilation,
-        kv_tokens=plan.profile.kv_tokens,
-        model=plan.model_name,
+        dilation=args.dilation,
+        kv_tokens=cluster.kv_tokens,
+        model=cluster.model,
         started=started,
         ready=ready,
         engines=cluster.engines,
     )
 
 
-def _print_urls(cluster: Cluster, args: argparse.Namespace) -> None:
+def _print_urls(cluster: EngineCluster, args: argparse.Namespace) -> None:
     for engine in cluster.engines:
         print(f"{engine.name:<12} {engine.url:<24} pid {engine.pid}")
     prefill = f"--prefill {' '.join(cluster.prefill_urls)} " if cluster.prefill_urls else ""
     kv = f" --kv-tokens {args.kv_tokens}" if args.kv_tokens is not None else ""
     print("\nput a router in front of it:")
     print(
-        f"  rutter serve {prefill}--decode {' '.join(cluster.decode_urls)} --cluster-kind {EMULATED} "
+        f"  rutter serve {prefill}--decode {' '.join(cluster.decode_urls)} --cluster-kind {args.kind} "
         f"--hardware {args.hardware} --dilation {args.dilation:g}{kv}"
     )
     print(f"end it:\n  rutter cluster down {args.name}")

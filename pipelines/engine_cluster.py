@@ -105,7 +105,7 @@ class EngineCluster(ABC):
 
     def pacing_lines(self) -> list[str]:
         """The same for a person: one line, and one more for each engine that did not keep them."""
-        return pacing_lines(self.engines, list(self.pacing().values()))
+        return pacing_lines([engine.name for engine in self.engines], list(self.pacing().values()))
 
     def require_running(self) -> None:
         """Raise ClusterError where an engine has ended by itself."""
@@ -165,7 +165,7 @@ class EngineCluster(ABC):
             time.sleep(self.poll_s if waiting else 0.0)
 
 
-def pacing_lines(engines: Sequence[EngineRecord], reports: Sequence[PacingReport]) -> list[str]:
+def pacing_lines(names: Sequence[str], reports: Sequence[PacingReport]) -> list[str]:
     """What a person must know of how the engines kept their step times."""
     steps = sum(report.steps for report in reports)
     late = sum(report.steps_very_late for report in reports)
@@ -175,10 +175,10 @@ def pacing_lines(engines: Sequence[EngineRecord], reports: Sequence[PacingReport
         f"{kept} of {len(reports)} engines kept their step times: {late} of {steps} steps late by more than half a "
         f"step, the worst engine's lateness p99 {worst_s * 1000:.1f} ms"
     ]
-    for engine, report in zip(engines, reports, strict=True):
+    for name, report in zip(names, reports, strict=True):
         if not report.kept:
             lines.append(
-                f"{engine.name} did not: {report.steps_very_late} of {report.steps} steps very late, plan given up "
+                f"{name} did not: {report.steps_very_late} of {report.steps} steps very late, plan given up "
                 f"{report.re_anchored} times; its figures are not those of the hardware, take a larger --dilation"
             )
     return lines

@@ -15,25 +15,30 @@ import uvloop
 
 from learn.trace import Trace
 from pipelines.emulated.cluster import start_emulated
-from pipelines.emulated.engine_process import ask
+from pipelines.engine_cluster import EngineCluster, pacing_lines
+from pipelines.engine_process import ask
 from pipelines.load import run_load
 from pipelines.load_report import LoadReport
 from pipelines.progress import Progress
 from pipelines.router_process import RouterProcess
+from pipelines.vllm_cpu import engine_flags as vllm_cpu
+from pipelines.vllm_cpu.cluster import read_pacing, reset_pacing, start_vllm_cpu
 from serve_table.errors import ConfigError
 from serve_table.step_time import hardware_profile
 
 EMULATED = "emulated"
+VLLM_CPU = "vllm-cpu"
 EXISTING = "existing"
 Say = Callable[[str], None]
 """Tells a person one line."""
 
 DEFAULT_DILATION = 2.0
 """Of the embedded emulated cluster: two cores keep a saturated 2P+4D's step times at it."""
+DEFAULT_DILATIONS = {EMULATED: DEFAULT_DILATION, VLLM_CPU: vllm_cpu.DEFAULT_DILATION, EXISTING: 1.0}
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The engines to run against. URLs are empty for the embedded emulated cluster."""
+    """The engines to run against. URLs are empty for an embedded cluster, which is started for the run."""
 
     kind: str
     prefill_engines: int
@@ -48,13 +53,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `cluster_from`, the same for every live run."""
     add = parser.add_argument
-    add("--prefill", type=int, default=2, metavar="N", help="emulated prefill engines (%(default)s)")
-    add("--decode", type=int, default=4, metavar="N", help="emulated decode engines (%(default)s)")
+    kinds = "emulated, or vllm-cpu: real vLLM engines; with URLs, what they are: existing or vllm-cpu"
+    add("--cluster", choices=[EMULATED, VLLM_CPU, EXISTING], help=kinds)
+    add("--prefill", type=int, default=2, metavar="N", help="prefill engines to start (%(default)s)")
+    add("--decode", type=int, default=4, metavar="N", help="decode engines to start (%(default)s)")
     add("--prefill-url", action="extend", nargs="+", default=[], metavar="URL", help="an existing cluster's engines")
     add("--decode-url", action="extend", nargs="+", default=[], metavar="URL", help="an existing cluster's engines")
     add("--model", default=EMULATED, help="model name that the engines serve (%(default)s)")
     add("--hardware", default="a40-3b", help="hardware profile (%(default)s)")
-    add("--dilation", type=float, help=f"stretch of engine time; default {DEFAULT_DILATION:g} emulated, 1 existing")
+    defaults = ", ".join(f"{dilation:g} {kind}" for kind, dilation in DEFAULT_DILATIONS.items())
+    add("--dilation", type=float, help=f"stretch of engine time; default {defaults}")
 
 
 def cluster_from(args: argparse.Namespace) -> ClusterConfig:
@@ -63,13 +71,18 @@ def cluster_from(args: argparse.Namespace) -> ClusterConfig:
     existing = bool(args.prefill_url or args.decode_url)
     if existing and not args.decode_url:
         raise ConfigError("an existing cluster needs --decode-url, and --prefill-url where it prefills remotely")
+    kind = args.cluster or (EXISTING if existing else EMULATED)
+    if kind == EXISTING and not existing:
+        raise ConfigError("--cluster existing needs its engines' --decode-url, and --prefill-url")
+    if kind == EMULATED and existing:
+        raise ConfigError("--cluster emulated starts its own engines: leave out --prefill-url and --decode-url")
     if not existing and (args.prefill < 1 or args.decode < 1):
-        raise ConfigError("the emulated cluster needs at least one --prefill and one --decode engine")
-    dilation = args.dilation if args.dilation is not None else (1.0 if existing else DEFAULT_DILATION)
+        raise ConfigError(f"the {kind} cluster needs at least one --prefill and one --decode engine")
+    dilation = args.dilation if args.dilation is not None else DEFAULT_DILATIONS[kind]
     if not 0.0 < dilation < float("inf"):
         raise ConfigError(f"--dilation {dilation} must be above 0")
     return ClusterConfig(
-        kind=EXISTING if existing else EMULATED,
+        kind=kind,
         prefill_engines=len(args.prefill_url) if existing else args.prefill,
         decode_engines=len(args.decode_url) if existing else args.decode,
         prefill_urls=tuple(args.prefill_url),
@@ -82,7 +95,7 @@ def cluster_from(args: argparse.Namespace) -> ClusterConfig:
 
 @dataclass
 class Engines:
-    """Where the engines are. kept_pace: whether emulated ones kept the asked step times, once they have ended."""
+    """Where the engines are. kept_pace: whether paced ones kept the asked step times, once the run has ended."""
 
     prefill_urls: tuple[str, ...]
     decode_urls: tuple[str, ...]
@@ -91,30 +104,52 @@ class Engines:
 
 @contextmanager
 def engines_of(cluster: ClusterConfig, folder: Path, say: Say) -> Iterator[Engines]:
-    """The existing engines, or an emulated cluster for the time of the block, its pace said at the end.
+    """The existing engines, or a cluster started for the time of the block; the pace of paced ones is said at the end.
 
     Raises ClusterError for an engine that is down.
     """
-    if cluster.kind != EMULATED:
+    if cluster.decode_urls:
         for url in (*cluster.prefill_urls, *cluster.decode_urls):
             ask(url, "GET", "/health")
-        yield Engines(cluster.prefill_urls, cluster.decode_urls)
+        with _paced(cluster, say) as engines:
+            yield engines
         return
-    profile = hardware_profile(cluster.hardware)
-    with start_emulated(
+    with _embedded(cluster, folder, say) as embedded:
+        engines = Engines(tuple(embedded.prefill_urls), tuple(embedded.decode_urls))
+        yield engines
+        engines.kept_pace = all(report.kept for report in embedded.pacing().values())
+        for line in embedded.pacing_lines():
+            say(line)
+
+
+@contextmanager
+def _paced(cluster: ClusterConfig, say: Say) -> Iterator[Engines]:
+    """Engines that run already; how paced ones kept their pace during the block is said at its end."""
+    engines = Engines(cluster.prefill_urls, cluster.decode_urls)
+    if cluster.kind != VLLM_CPU:
+        yield engines
+        return
+    urls = [*engines.prefill_urls, *engines.decode_urls]
+    for url in urls:
+        reset_pacing(url)
+    yield engines
+    reports = [read_pacing(url) for url in urls]
+    engines.kept_pace = all(report.kept for report in reports)
+    for line in pacing_lines(urls, reports):
+        say(line)
+
+
+def _embedded(cluster: ClusterConfig, folder: Path, say: Say) -> EngineCluster:
+    start = start_vllm_cpu if cluster.kind == VLLM_CPU else start_emulated
+    return start(
         cluster.prefill_engines,
         cluster.decode_engines,
-        profile,
+        hardware_profile(cluster.hardware),
         cluster.dilation,
         model=cluster.model,
         folder=folder / "engines",
         say=say,
-    ) as emulated:
-        engines = Engines(tuple(emulated.prefill_urls), tuple(emulated.decode_urls))
-        yield engines
-        engines.kept_pace = all(report.kept for report in emulated.pacing().values())
-        for line in emulated.pacing_lines():
-            say(line)
+    )
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def test_an_engine_that_does_not_start_ends_the_others(
 def test_up_that_is_interrupted_leaves_no_engine(how: signal.Signals) -> None:
     # Health is never reached: the command is caught while it waits.
     program = (
-        "import sys; from pipelines.emulated import cluster; cluster.is_healthy = lambda *_, **__: False\n"
+        "import sys; from pipelines import engine_cluster; engine_cluster.is_healthy = lambda *_, **__: False\n"
         "from pipelines.cli import main\n"
         "sys.exit(main(['cluster', 'up', 'emulated', '--prefill', '0', '--decode', '2']))"
     )

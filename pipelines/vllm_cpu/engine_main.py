@@ -1,0 +1,37 @@
+"""The first process of one vLLM engine: `python -m pipelines.vllm_cpu.engine_main FLAGS... LIFELINE_FD`.
+
+vLLM's API server with the given flags, ended with all that it started where its starter dies. It runs inside vLLM's
+own environment.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+
+from pipelines.lifeline import watch_lifeline
+
+SERVER = "vllm.entrypoints.openai.api_server"
+LEADER_VARIABLE = "RUTTER_ENGINE_LEADER"
+GRACE_S = 5.0
+
+
+def end_session() -> None:
+    """End this process and what it started, kindly and then by force; it leads their process group."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until a signal, or the starter's death."""
+    lifeline_fd = int(sys.argv.pop())
+    os.set_inheritable(lifeline_fd, False)
+    os.environ[LEADER_VARIABLE] = str(os.getpid())
+    watch_lifeline(lifeline_fd, end_session)
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
