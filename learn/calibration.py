@@ -257,7 +257,11 @@ def _least_known(design: Design, solution: tuple[Floats, float], start: Floats, 
     information = jacobian.T @ jacobian + 1e-12 * np.eye(len(names))
     deviation = _noise(_relative(design, values)) * np.sqrt(np.diag(np.linalg.inv(information)))
     worst = int(np.argmax(deviation))
-    return int(names[worst]) if 1.96 * deviation[worst] > WIDEST_INTERVAL else None
+    if 1.96 * deviation[worst] <= WIDEST_INTERVAL:
+        return None
+    # Where one of them is open, so is which side of the knee the points are on: take the profile's word first.
+    of_knee = int(names[worst]) in (PER_TOKEN, KNEE, BEYOND)
+    return KNEE if of_knee and free[KNEE] else int(names[worst])
 
 
 def _intervals(

@@ -65,12 +65,19 @@ class CostFit:
         ]
 
 
-def fit_costs(journals: Sequence[JournalTrace], profile: HardwareProfile, slo: SloTargets, seed: int = 0) -> CostFit:
+def fit_costs(
+    journals: Sequence[JournalTrace],
+    profile: HardwareProfile,
+    slo: SloTargets,
+    seed: int = 0,
+    overhead_s: float = OVERHEAD_UNIT_S,
+) -> CostFit:
     """Fit four factors over the profile to one or more runs: decode step, prefill tokens, hand-off, a leg's overhead.
 
     The error of a row is the capped absolute log ratio of simulated to measured TTFT, and of TPOT. It is rough in the
     constants, as queues are, so a simplex that approaches is followed by differential evolution (Storn and Price
     1997) about where it came to, and by another simplex. seed: of the evolution; equal rows give equal constants.
+    profile, overhead_s: where the fit starts.
     """
 
     def errors(vector: Floats) -> tuple[Floats, Floats]:
@@ -82,7 +89,7 @@ def fit_costs(journals: Sequence[JournalTrace], profile: HardwareProfile, slo: S
         return sum(_capped_mean(error, cap) for error in errors(vector)) + RIDGE * float(np.sum(vector**2))
 
     before = errors(np.zeros(4))
-    found = _fitted_vector(loss, seed)
+    found = _fitted_vector(loss, float(np.sqrt(overhead_s / OVERHEAD_UNIT_S)), seed)
     after = errors(found)
     return CostFit(
         costs=costs_of(found, profile),
@@ -94,9 +101,9 @@ def fit_costs(journals: Sequence[JournalTrace], profile: HardwareProfile, slo: S
     )
 
 
-def _fitted_vector(loss: Callable[[Floats, float], float], seed: int) -> Floats:
+def _fitted_vector(loss: Callable[[Floats, float], float], overhead_root: float, seed: int) -> Floats:
     """The vector (4,) of least loss, which takes a vector and the cap of a row's error."""
-    found = np.array([0.0, 0.0, 0.0, 1.0])
+    found = np.array([0.0, 0.0, 0.0, overhead_root])
     for width in (0.5, 0.2):
         found = _simplex(lambda vector: loss(vector, FAR_CAP), found, width)
     around = [(value - reach, value + reach) for value, reach in zip(found, NEIGHBOURHOOD, strict=False)]

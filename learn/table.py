@@ -159,6 +159,7 @@ def build_artifact(
     workload: str,
     prefill_engines: int,
     decode_engines: int,
+    calibrated_time: float | None = None,
 ) -> Artifact:
     """The validated artifact of a training run; equal parts give equal bytes.
 
@@ -193,6 +194,7 @@ def build_artifact(
         table_agreement=_finite("the table's agreement", compiled.agreement),
         held_out=[strict_score(score) for score in search.held_out],
         library_versions={"python": python_version()} | {name: version(name) for name in LIBRARIES},
+        calibrated_time=calibrated_time,
     )
     artifact = validated(Artifact(_arrays(compiled, given, placement, lengths, costs), metadata))
     size_bytes = len(artifact.to_bytes())

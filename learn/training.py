@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learn.clusters import Clusters, fit_clusters
-from learn.costs import CostFit, fit_costs, fitted_topology
+from learn.costs import OVERHEAD_UNIT_S, CostFit, fit_costs, fitted_topology
 from learn.evaluate import Bench, bench_of
 from learn.frame import CleanFrame
 from learn.journal_trace import JournalTrace
@@ -78,9 +78,17 @@ class Searched:
 
 
 def learn_from(
-    frame: CleanFrame, runs: Sequence[JournalTrace], profile: HardwareProfile, slo: SloTargets, seed: int
+    frame: CleanFrame,
+    runs: Sequence[JournalTrace],
+    profile: HardwareProfile,
+    slo: SloTargets,
+    seed: int,
+    overhead_s: float = OVERHEAD_UNIT_S,
 ) -> Learned:
-    """Fit everything that needs no search. runs: the journal's runs as traces, at least one."""
+    """Fit everything that needs no search. runs: the journal's runs as traces, at least one.
+
+    profile, overhead_s: where the fit of costs starts, a hardware profile's or a calibration's.
+    """
     prompts = frame.rows["prompt_tokens"].to_numpy(dtype=np.float64)
     outputs = frame.outcome("output_tokens")
     lengths = fit_lengths(prompts, outputs)
@@ -90,7 +98,8 @@ def learn_from(
     clusters = fit_clusters(features, seed=seed)
     compiled = compile_table(features, frame.pressures(), clusters, seed=seed)
     largest = max(runs, key=lambda run: len(run.trace))
-    cost_fit = fit_costs([run for run in runs if len(run.trace) >= MIN_RUN_ROWS] or [largest], profile, slo)
+    fitted_runs = [run for run in runs if len(run.trace) >= MIN_RUN_ROWS] or [largest]
+    cost_fit = fit_costs(fitted_runs, profile, slo, overhead_s=overhead_s)
     topology = fitted_topology(
         max(len(largest.prefill_engines), 1), len(largest.decode_engines), profile, cost_fit.costs
     )

@@ -70,6 +70,8 @@ def _panel(
             axes.annotate(
                 f"{group} tokens each", (xs[-1], ys[-1]), fontsize=8, xytext=(4, 0), textcoords="offset points"
             )
+    if parted:
+        axes.margins(x=0.2)
     if log:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -8,6 +8,7 @@ import msgspec
 from learn.saturation import MID_COLLAPSE, saturation_rate
 from learn.simulation import Topology
 from pipelines.attempts import Attempts
+from pipelines.calibration_start import digest_of_calibration, start_from
 from pipelines.live_run import (
     ClusterConfig,
     RunPolicy,
@@ -21,9 +22,10 @@ from pipelines.progress import Progress
 from pipelines.stages import Run, Stage, add_run_arguments, run_from
 from pipelines.workload_spec import WorkloadSpec, default_name, requests_of
 from serve_table.artifact import write_atomically
+from serve_table.calibration import load as load_calibration
 from serve_table.errors import ClusterError, ConfigError
 from serve_table.policy import POLICIES
-from serve_table.slo import targets_from_profile
+from serve_table.slo import SloTargets, targets_from_profile
 from serve_table.step_time import hardware_profile
 
 SATURATION_WINDOWS = 3
@@ -35,7 +37,10 @@ PROFILE_OVERHEAD_S = 0.003
 
 
 class CollectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides what is collected. rate: None asks for the rate where round robin is in mid-collapse."""
+    """What decides what is collected. rate: None asks for the rate where round robin is in mid-collapse.
+
+    calibration: the file's digest.
+    """
 
     workload: WorkloadSpec
     rate: float | None
@@ -43,6 +48,7 @@ class CollectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str
     explore: float
     seed: int
+    calibration: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default="least_loaded", help="policy whose choices are explored around (%(default)s)")
     add("--explore", type=float, default=0.3, help="share of requests that choose at random (%(default)s)")
     add("--seed", type=int, default=0, help="seed of workload, SLO classes and exploration (%(default)s)")
+    add("--calibration", type=Path, metavar="FILE", help="SLO targets, and times for the rate, of `rutter calibrate`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         for change in stage.changes:
             say(f"collecting anew, {change}")
-        collect(run_, stage, config)
+        collect(run_, stage, config, args.calibration)
     return 0
 
 
@@ -99,6 +106,7 @@ def config_from(args: argparse.Namespace) -> CollectConfig:
         policy=args.policy,
         explore=args.explore,
         seed=args.seed,
+        calibration=None if args.calibration is None else digest_of_calibration(args.calibration),
     )
 
 
@@ -106,24 +114,25 @@ def say(line: str) -> None:
     print(f"collect: {line}", flush=True)
 
 
-def workload_of(stage: Stage, config: CollectConfig) -> tuple[WorkloadSpec, Path]:
+def workload_of(stage: Stage, config: CollectConfig, calibration: Path | None = None) -> tuple[WorkloadSpec, Path]:
     """The workload with its rate, found once and kept in the stage's folder; and its file."""
     path = stage.folder / "workload.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=WorkloadSpec), path
     cluster = config.cluster
-    profile = hardware_profile(cluster.hardware)
-    topology = Topology(max(cluster.prefill_engines, 1), cluster.decode_engines, profile, PROFILE_OVERHEAD_S)
-    rate = config.rate or mid_collapse_rate(config.workload, topology, say)
+    start = start_from(cluster.hardware, None if calibration is None else load_calibration(calibration))
+    overhead_s = PROFILE_OVERHEAD_S if calibration is None else start.overhead_s
+    topology = Topology(max(cluster.prefill_engines, 1), cluster.decode_engines, start.profile, overhead_s)
+    rate = config.rate or mid_collapse_rate(config.workload, topology, say, start.slo)
     spec = msgspec.structs.replace(config.workload, requests_per_s=rate)
     write_atomically(path, msgspec.json.encode(spec))
     return spec, path
 
 
-def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say) -> float:
-    """The rate at which the simulator has round robin in mid-collapse, to three digits."""
+def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say, slo: SloTargets | None = None) -> float:
+    """The rate at which the simulator has round robin in mid-collapse, to three digits. slo: None for the profile's."""
     say("finding the rate at which round robin is in mid-collapse (simulated)")
-    slo = targets_from_profile(topology.profile)
+    slo = targets_from_profile(topology.profile) if slo is None else slo
     rate = FIRST_RATE
     for _ in range(RATE_ROUNDS):
         # Bursts and think times keep their length at another rate, so traces are made anew near the found one.
@@ -140,9 +149,9 @@ def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say) -> float
     return rate
 
 
-def collect(run_: Run, stage: Stage, config: CollectConfig) -> None:
+def collect(run_: Run, stage: Stage, config: CollectConfig, calibration: Path | None = None) -> None:
     """Send what has no journal row yet, check the outcome and finish the stage."""
-    spec, spec_path = workload_of(stage, config)
+    spec, spec_path = workload_of(stage, config, calibration)
     trace = requests_of(spec)
     for note in trace.notes:
         say(note)
@@ -155,7 +164,7 @@ def collect(run_: Run, stage: Stage, config: CollectConfig) -> None:
         progress = Progress("collect", total=len(trace), done=len(trace) - len(left))
         # A seed of its own for each attempt: equal prompts would find a warm cache, equal draws explore nothing new.
         seed = config.seed + 1000 * len(attempts.paths())
-        policy = RunPolicy(config.policy, explore=config.explore, seed=seed)
+        policy = RunPolicy(config.policy, calibration=calibration, explore=config.explore, seed=seed)
         with engines_of(config.cluster, stage.folder, say) as engines:
             prefix = attempts.begin(left)
             report = send_through_router(

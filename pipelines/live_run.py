@@ -154,10 +154,11 @@ def _embedded(cluster: ClusterConfig, folder: Path, say: Say) -> EngineCluster:
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """How the router of a run decides."""
+    """How the router of a run decides. calibration: sets its SLO targets where no artifact does."""
 
     name: str
     artifact: Path | None = None
+    calibration: Path | None = None
     explore: float = 0.0
     seed: int = 0
 
@@ -183,7 +184,10 @@ def send_through_router(
         seed=policy.seed,
         cluster_kind=cluster.kind,
         dilation=cluster.dilation,
-        arguments=["--hardware", cluster.hardware],
+        arguments=[
+            *("--hardware", cluster.hardware),
+            *(("--calibration", str(policy.calibration)) if policy.calibration is not None else ()),
+        ],
     )
     with router, progress:
         load = run_load(

@@ -15,14 +15,17 @@ from learn.study import StoredStudy
 from learn.table import SearchRecord, build_artifact, with_regimes
 from learn.trace import Trace
 from learn.training import Learned, Searched, learn_from, search_policies, training_bench
+from pipelines.calibration_start import Start, calibration_line, digest_of_calibration, start_from
 from pipelines.collect import CollectConfig
 from pipelines.progress import Progress
 from pipelines.stages import Run, Stage, add_run_arguments, canonical, digest_of_config, digest_of_path, run_from
 from pipelines.workload_spec import WorkloadSpec
 from serve_table.artifact import Artifact, save, write_atomically
+from serve_table.calibration import Calibration
+from serve_table.calibration import load as load_calibration
 from serve_table.errors import ConfigError, RunError
 from serve_table.journal import JournalReader
-from serve_table.slo import SloTargets, targets_from_profile
+from serve_table.slo import SloTargets
 from serve_table.step_time import hardware_profile
 
 JOURNAL_WORKLOAD = "journal"
@@ -32,7 +35,7 @@ JOURNAL_TRAINING_SHARE = 0.75
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides what is learned. journals: path to digest of its content. workload: what was
-    sent, where the run collected it itself."""
+    sent, where the run collected it itself. calibration: the file's digest."""
 
     journals: dict[str, str]
     hardware: str
@@ -42,6 +45,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     storage: str | None
     workload: WorkloadSpec | None
+    calibration: str | None = None
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="journals to learn from; default: those collected",
     )
     add("--hardware", default=None, help="profile that the fit of costs starts from; default: the collection's")
+    add("--calibration", type=Path, metavar="FILE", help="costs to start from, and SLO targets, of `rutter calibrate`")
     add("--cluster-kind", help="use rows of this kind of cluster only")
     add("--trials", type=int, default=300, help="trials of the search, and of each baseline's tuning (%(default)s)")
     add(
@@ -89,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
         for change in stage.changes:
             print(f"train: training anew, {change}")
-        train(run_, stage, config, paths)
+        calibration = None if args.calibration is None else load_calibration(args.calibration)
+        train(run_, stage, config, paths, calibration)
     return 0
 
 
@@ -117,6 +123,7 @@ def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainC
         seed=args.seed,
         storage=args.storage,
         workload=workload,
+        calibration=None if args.calibration is None else digest_of_calibration(args.calibration),
     )
 
 
@@ -126,22 +133,26 @@ def digest_of_journal(path: Path) -> str:
     return digest_of_path(path)
 
 
-def train(run_: Run, stage: Stage, config: TrainConfig, paths: list[Path]) -> None:
+def train(
+    run_: Run, stage: Stage, config: TrainConfig, paths: list[Path], calibration: Calibration | None = None
+) -> None:
     """Clean, fit, search, and leave a candidate artifact and the tuned baselines."""
-    profile = hardware_profile(config.hardware)
-    slo = targets_from_profile(profile)
+    start = start_from(config.hardware, calibration)
+    slo = start.slo
     frame = compact(paths, stage.folder / "rows.parquet", cluster_kind=config.cluster_kind)
     for line in frame.report.lines():
         print(f"train: {line}")
+    if calibration is not None:
+        print(f"train: {calibration_line(calibration, frame)}")
     journals = journal_runs(paths, frame)
-    learned = learn_from(frame, journals, profile, slo, config.seed)
+    learned = learn_from(frame, journals, start.profile, slo, config.seed, start.overhead_s)
     for line in learned_lines(learned):
         print(f"train: {line}", flush=True)
     searched = searched_policies(stage, config, learned, journals, slo)
     for name, goodput in sorted(searched.training_goodput.items(), key=lambda entry: -entry[1]):
         print(f"train: training goodput {goodput:.3f} {name}")
     candidate = stage.folder / "candidate.safetensors"
-    save(artifact_of(frame, learned, searched, config, slo, journals), candidate)
+    save(artifact_of(frame, learned, searched, config, start, journals), candidate)
     baselines = stage.folder / "baselines.json"
     tuned = Baselines({name: dict(params) for name, params in searched.baselines.items()}, searched.training_goodput)
     write_atomically(baselines, msgspec.json.encode(tuned))
@@ -235,7 +246,7 @@ def artifact_of(
     learned: Learned,
     searched: Searched,
     config: TrainConfig,
-    slo: SloTargets,
+    start: Start,
     journals: list[JournalTrace],
 ) -> Artifact:
     """The candidate: everything but held-out scores, which export adds."""
@@ -255,9 +266,10 @@ def artifact_of(
         searched.table.placement,
         learned.lengths,
         learned.cost_fit.costs,
-        slo,
+        start.slo,
         record,
         workload=config.workload.name if config.workload is not None else JOURNAL_WORKLOAD,
         prefill_engines=max(len(journal.prefill_engines) for journal in journals),
         decode_engines=max(len(journal.decode_engines) for journal in journals),
+        calibrated_time=start.calibrated_time,
     )

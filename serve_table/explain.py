@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve_table.artifact import FEATURE_NAMES, Artifact, load
+from serve_table.calibration import age_text
 from serve_table.decision import (
     ACTION_NAMES,
     LOCAL,
@@ -120,7 +122,7 @@ def explanation(artifact: Artifact, situation: Situation) -> list[str]:
     action = action_of(table, cluster, regime)
     inherited = artifact.arrays["inherited"][cluster * artifact.n_regimes + regime]
     note = " (inherited: too few rows of its own)" if inherited else ""
-    lines = [f"artifact   {artifact.digest()}"]
+    lines = [f"artifact   {artifact.digest()}", f"age        {age_of(artifact, time.time())}"]
     lines += [f"features   {text}" for text in _feature_texts(features)]
     lines += [
         f"cluster    {cluster} of {artifact.n_clusters}, {artifact.arrays['counts'][cluster]} rows, centre "
@@ -130,6 +132,13 @@ def explanation(artifact: Artifact, situation: Situation) -> list[str]:
     ]
     lines += _candidate_lines(artifact, situation, action)
     return lines + _choice_lines(artifact, situation)
+
+
+def age_of(artifact: Artifact, now: float) -> str:
+    """How old the constants and targets are at a Unix time."""
+    calibrated, journaled = artifact.metadata.calibrated_time, artifact.metadata.journal_last_time
+    begin = "not calibrated" if calibrated is None else f"calibrated {age_text(calibrated, now)}"
+    return begin + ("" if journaled is None else f", last journal row {age_text(journaled, now)}")
 
 
 def _feature_texts(features: Features) -> list[str]:

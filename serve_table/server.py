@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from serve_table import calibration as calibration_file
 from serve_table.artifact import Artifact, load
 from serve_table.context import CLUSTER_KINDS, RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
@@ -25,7 +26,7 @@ from serve_table.policy import POLICIES, policy
 from serve_table.predictor import constant_predictor
 from serve_table.router import Router
 from serve_table.slo import CLASS_NAMES, SloTargets, targets_from_profile
-from serve_table.step_time import hardware_profile
+from serve_table.step_time import HardwareProfile, hardware_profile
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -46,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--journal", type=Path, metavar="FOLDER", help="write one row a request here")
     add("--cluster-kind", default="existing", help=f"what the engines are: {', '.join(CLUSTER_KINDS)}")
     add("--dilation", type=float, default=1.0, help="journaled durations are divided by it")
-    add("--hardware", default="a40-3b", help="profile that sets the SLO targets where no artifact does")
+    add("--hardware", default="a40-3b", help="profile that sets the SLO targets where nothing else does")
+    add("--calibration", type=Path, metavar="FILE", help="sets the SLO targets where no artifact does")
     add("--default-slo-class", default="loose", help=f"{' or '.join(CLASS_NAMES)}; header x-rutter-slo-class overrides")
     add("--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or its folder, for exact prompt lengths")
     add("--connect-timeout-s", type=float, default=default.timeouts.connect_s)
@@ -98,11 +100,21 @@ def build_router(args: argparse.Namespace) -> Router:
         config,
         policy(args.policy, parse_params(args.policy_params), artifact),
         artifact.predictor() if artifact is not None else constant_predictor(),
-        artifact.slo_targets() if artifact is not None else targets_from_profile(profile),
+        slo_targets(artifact, args.calibration, profile),
         args.journal,
         FileTokenizer(args.tokenizer) if args.tokenizer is not None else None,
     )
     return Router(context)
+
+
+def slo_targets(artifact: Artifact | None, calibration: Path | None, profile: HardwareProfile) -> SloTargets:
+    """The artifact's, else the calibration file's, else the profile's. A calibration is refused if it is damaged,
+    whether it is needed or not.
+    """
+    calibrated = None if calibration is None else calibration_file.load(calibration).slo_targets()
+    if artifact is not None:
+        return artifact.slo_targets()
+    return targets_from_profile(profile) if calibrated is None else calibrated
 
 
 def parse_params(text: str | None) -> dict[str, Any]:

@@ -23,9 +23,16 @@ def true_s(point: Point, costs: Costs = TRUTH) -> float:
     return time_s + (costs.overhead_s if point.kind in ("prefill", "handoff") else 0.0)
 
 
-def point(kind: Kind, prompt_tokens: int = 0, batch: int = 0, context_tokens: int = 0, engine: str = "decode 0") -> Point:
+def point(
+    kind: Kind,
+    prompt_tokens: int = 0,
+    batch: int = 0,
+    context_tokens: int = 0,
+    engine: str = "decode 0",
+    costs: Costs = TRUTH,
+) -> Point:
     bare = Point(kind, engine, prompt_tokens, batch, context_tokens, 1.0, 1.0)
-    return Point(kind, engine, prompt_tokens, batch, context_tokens, true_s(bare), 1.0)
+    return Point(kind, engine, prompt_tokens, batch, context_tokens, true_s(bare, costs), 1.0)
 
 
 def all_points(repeats: int = 4) -> list[Point]:
