@@ -1,6 +1,7 @@
 """The life of one generation request on an emulated engine: queue, pull, tokens, hand-over, departure."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learn.core import LOCAL, PREFILL_LEG, PULL
-from pipelines.emulated.api_error import ApiError, error_body
+from pipelines.emulated.api_error import error_body, internal
 from pipelines.emulated.api_reply import Reply
 from pipelines.emulated.api_request import GenerationRequest, RemoteKv
 from pipelines.emulated.counters import Counters
@@ -17,6 +18,8 @@ from pipelines.emulated.engine_loop import EngineLoop, Sequence
 from pipelines.emulated.http_connection import HttpConnection
 from pipelines.emulated.kv_handles import Claim, KvHandles, Release
 from pipelines.emulated.kv_peers import KvPeers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Engine:
 
 
 class Generation(Sequence):
-    """One request and its answer. A stream's head is sent at once, but after the pull where there is one: a
-    hand-off that fails is answered with a status.
+    """One request and its answer. A stream's head is sent at once, as vLLM does: a hand-off that fails later is an
+    event of the stream.
     """
 
     def __init__(self, engine: Engine, request: GenerationRequest, request_id: str, connection: HttpConnection) -> None:
@@ -42,17 +45,24 @@ class Generation(Sequence):
         self._engine = engine
         self._request = request
         self._connection = connection
-        self._reply = Reply(request, request_id, engine.config.model)
+        self._reply = Reply(request, request_id, engine.config.model, engine.config.profile.block_tokens)
         # Clients may reuse their request ids, engines may not.
         self._kv_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         self._pulling = False
         self._left = False
 
     def begin(self) -> None:
-        """Queue the request; RequestError where the engine takes no more."""
+        """Queue the request; RequestError where the engine takes no more or cannot run it."""
+        late_error = self._request.late_error
+        if late_error is not None:
+            if not self._request.stream:
+                raise late_error
+            self._connection.begin_stream()
+            self._connection.end_stream(self._reply.failed(late_error, begun=False))
+            return
         self._engine.loop.submit(self)
         self._connection.on_disconnect = self._leave
-        if self._request.stream and self._request.remote_kv is None:
+        if self._request.stream:
             self._connection.begin_stream()
 
     def on_token(self, last: bool) -> None:
@@ -74,9 +84,14 @@ class Generation(Sequence):
         counters.prompt_tokens += prompt_tokens
         counters.prefix_queries_tokens += prompt_tokens
         counters.prefix_hits_tokens += self.cached_tokens
-        if self._request.remote_kv is None:
-            # vLLM reports none on a decode leg whose prompt came from elsewhere.
+        remote = self._request.remote_kv
+        if remote is None:
             self._reply.cached_tokens = self.cached_tokens
+        else:
+            # What the prefill found cached; where its handle does not tell, all that was there before the last token.
+            told = remote.cached_tokens
+            self._reply.cached_tokens = prompt_tokens if told is None else told
+            counters.external_hits_tokens += prompt_tokens - self.cached_tokens
 
     def _finish(self) -> None:
         self._engine.counters.finished[self._request.finish_reason] += 1
@@ -86,12 +101,9 @@ class Generation(Sequence):
         else:
             self._connection.respond(200, self._reply.whole(kv_transfer_params))
 
-    def _hand_over(self) -> dict[str, Any] | None:
-        """Hold the blocks and make their handle; like NixlConnector only for an answer that its limit ended."""
+    def _hand_over(self) -> dict[str, Any]:
+        """Hold the blocks and make their handle."""
         engine = self._engine
-        if self._request.finish_reason != "length":
-            engine.loop.release(self)
-            return None
         block_labels = engine.loop.block_labels(self)
         engine.handles.hold(self._kv_id, self, self._request.prompt_digest.hex())
         return {
@@ -103,14 +115,18 @@ class Generation(Sequence):
             "remote_host": engine.config.host,
             "remote_port": engine.config.port,
             "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
             "remote_num_tokens": len(self.prompt),
-            "remote_prefill_cached_tokens": self.cached_tokens,
+            "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": self.cached_tokens,
         }
 
     async def _pull(self, remote: RemoteKv, complete_s: float) -> None:
         """Claim the handle and wait out the transfer beside it, then join the batch."""
         engine = self._engine
+        began_s = time.monotonic()
         claim = Claim(remote.engine_id, remote.request_id, self._request.prompt_digest.hex())
         refusal = await engine.peers.claim(remote.host, remote.port, claim)
         if refusal is not None:
@@ -119,10 +135,8 @@ class Generation(Sequence):
             return
         claimed_s = time.monotonic()
         await asyncio.sleep(max(complete_s - claimed_s, 0.0))
-        engine.counters.transfers += 1
+        engine.counters.observe_transfer(time.monotonic() - began_s)
         if not self._left:
-            if self._request.stream:
-                self._connection.begin_stream()
             engine.loop.loaded(self, max(complete_s, claimed_s))
         await self._release(remote, claimed=True)
 
@@ -130,12 +144,17 @@ class Generation(Sequence):
         release = Release(remote.engine_id, remote.request_id, claimed)
         await self._engine.peers.release(remote.host, remote.port, release)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, reason: str) -> None:
+        """End the request as vLLM does, which tells its log why and its client nothing."""
+        log.warning("request %s failed: %s", self._kv_id, reason)
         if self._left:
             return
         self._engine.loop.abort(self)
         self._engine.counters.finished["error"] += 1
-        self._connection.respond(500, error_body(ApiError(500, message)))
+        if self._request.stream:
+            self._connection.end_stream(self._reply.failed(internal(), begun=True))
+        else:
+            self._connection.respond(500, error_body(internal()))
 
     def _leave(self) -> None:
         """The client is gone: free everything, at the prefill engine too."""

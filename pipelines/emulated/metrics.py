@@ -1,11 +1,13 @@
 """/metrics of an emulated engine: vLLM's names, and the emulator's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipelines.emulated.counters import TRANSFER_BUCKETS_S
 from pipelines.emulated.generation import Engine
 from pipelines.pacing import BUCKETS_S
 
@@ -46,12 +48,16 @@ class EngineCollector(Collector):
                 counters.prefix_queries_tokens,
             ),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", counters.prefix_hits_tokens),
+            (
+                "vllm:external_prefix_cache_hits",
+                "Prompt tokens whose KV came from another engine.",
+                counters.external_hits_tokens,
+            ),
             ("vllm:prompt_tokens", "Prompt tokens of requests that began to answer.", counters.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", loop.generated_tokens),
             ("vllm:num_preemptions", "Sequences preempted for want of KV blocks.", loop.preemptions),
             ("vllm:nixl_num_kv_expired_reqs", "Held KV that nobody released in time.", self._engine.handles.expired),
             ("vllm:nixl_num_failed_transfers", "KV transfers that failed.", counters.failed_transfers),
-            ("rutter_emulator_kv_transfers", "KV transfers completed.", counters.transfers),
         ):
             counter = CounterMetricFamily(name, help_, labels=LABELS)
             counter.add_metric(self._labels, value)
@@ -63,16 +69,19 @@ class EngineCollector(Collector):
             success.add_metric((*self._labels, reason), count)
         yield success
 
+        transfers = HistogramMetricFamily(
+            "vllm:nixl_xfer_time_seconds", "Duration of the KV transfers completed.", labels=LABELS
+        )
+        buckets = _cumulative(TRANSFER_BUCKETS_S, counters.transfer_buckets)
+        transfers.add_metric(self._labels, buckets, counters.transfers_s)
+        yield transfers
+
     def _pacing(self) -> Iterator[Metric]:
         pacing = self._engine.loop.pacing
-        cumulative, total = [], 0
-        for limit_s, count in zip((*map(str, BUCKETS_S), "+Inf"), pacing.bucket_counts, strict=True):
-            total += count
-            cumulative.append((limit_s, total))
         lateness = HistogramMetricFamily(
             "rutter_emulator_step_lateness_seconds", "From a step's planned end to its last token.", labels=LABELS
         )
-        lateness.add_metric(self._labels, cumulative, pacing.bucket_sum_s)
+        lateness.add_metric(self._labels, _cumulative(BUCKETS_S, pacing.bucket_counts), pacing.bucket_sum_s)
         yield lateness
         report = pacing.report()
         for name, help_, value in (
@@ -85,6 +94,11 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, help_, labels=LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
+
+
+def _cumulative(limits_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets as Prometheus counts them."""
+    return list(zip((*map(str, limits_s), "+Inf"), accumulate(counts), strict=True))
 
 
 class Metrics:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pipelines.emulated import api_request
-from pipelines.emulated.api_error import ApiError, error_body
+from pipelines.emulated.api_error import error_body, internal, no_route, unreadable
 from pipelines.emulated.api_request import GenerationRequest, Limits
 from pipelines.emulated.counters import Counters
 from pipelines.emulated.engine_config import EngineConfig
@@ -40,6 +40,20 @@ class EngineServer:
         self.config = config
         self._limits = Limits(config.model, config.max_model_len_tokens)
         self._started = int(time.time())
+        self._permission = {
+            "id": f"modelperm-{uuid.uuid4().hex[:16]}",
+            "object": "model_permission",
+            "created": self._started,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
@@ -96,14 +110,13 @@ class EngineServer:
         try:
             route = self._routes.get((request.method, request.path.rstrip("/") or "/"))
             if route is None:
-                known = request.path in self._paths
-                raise ApiError(405 if known else 404, "Method Not Allowed" if known else "Not Found")
+                raise no_route(request.path in self._paths)
             route(request, connection)
         except RequestError as error:
             connection.respond(error.status, error_body(error))
         except Exception:  # one request's defect must not end the engine
             log.exception("%s %s failed", request.method, request.path)
-            connection.respond(500, error_body(ApiError(500, "internal error; see the engine's log")))
+            connection.respond(500, error_body(internal()))
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -111,10 +124,12 @@ class EngineServer:
         task.add_done_callback(self._tasks.discard)
 
     def _completions(self, request: HttpRequest, connection: HttpConnection) -> None:
-        self._generate(api_request.parse_completion(request.body, self._limits), "cmpl-", request, connection)
+        parsed = api_request.parse_completion(request.body, request.header(b"content-type"), self._limits)
+        self._generate(parsed, "cmpl-", request, connection)
 
     def _chat(self, request: HttpRequest, connection: HttpConnection) -> None:
-        self._generate(api_request.parse_chat(request.body, self._limits), "chatcmpl-", request, connection)
+        parsed = api_request.parse_chat(request.body, request.header(b"content-type"), self._limits)
+        self._generate(parsed, "chatcmpl-", request, connection)
 
     def _generate(
         self, parsed: GenerationRequest, prefix: str, request: HttpRequest, connection: HttpConnection
@@ -131,6 +146,7 @@ class EngineServer:
             "root": self.config.model,
             "parent": None,
             "max_model_len": self.config.max_model_len_tokens,
+            "permission": [self._permission],
         }
         connection.respond(200, msgspec.json.encode({"object": "list", "data": [model]}))
 
@@ -144,19 +160,22 @@ class EngineServer:
         connection.respond(200, msgspec.json.encode({"version": VERSION}))
 
     def _tokenize(self, request: HttpRequest, connection: HttpConnection) -> None:
-        ids = api_request.parse_tokenize(request.body, self._limits).tolist()
+        ids = api_request.parse_tokenize(request.body, request.header(b"content-type"), self._limits).tolist()
         limit = self.config.max_model_len_tokens
         connection.respond(
             200, msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
         )
 
     def _detokenize(self, request: HttpRequest, connection: HttpConnection) -> None:
-        text = api_request.parse_detokenize(request.body, self._limits)
+        text = api_request.parse_detokenize(request.body, request.header(b"content-type"), self._limits)
         connection.respond(200, msgspec.json.encode({"prompt": text}))
 
     def _reset_prefix_cache(self, _: HttpRequest, connection: HttpConnection) -> None:
-        self.engine.loop.reset_prefix_cache()
-        connection.respond(200, b"")
+        # Like vLLM: all or nothing, and nothing while blocks are in use.
+        idle = self.engine.loop.kv_usage == 0.0
+        if idle:
+            self.engine.loop.reset_prefix_cache()
+        connection.respond(200, msgspec.json.encode({"success": idle}))
 
     def _claim(self, request: HttpRequest, connection: HttpConnection) -> None:
         refusal = self.engine.handles.claim(_decoded(request.body, Claim))
@@ -181,4 +200,4 @@ def _decoded(body: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body cannot be used: {error}") from error
+        raise unreadable(str(error)) from error

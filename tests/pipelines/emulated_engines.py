@@ -104,12 +104,18 @@ async def emulated_pair(**settings: Any) -> AsyncIterator[tuple[EngineUnderTest,
         yield prefill, decode
 
 
+def completion_head(content: bytes) -> bytes:
+    """The head of a completion request with this body."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(content)
+
+
 @asynccontextmanager
 async def leaving_client(engine: EngineUnderTest, body: dict[str, Any]) -> AsyncIterator[asyncio.StreamReader]:
     """A client that sends a completion request and leaves at the end of the block, whatever has arrived."""
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
     content = msgspec.json.encode(body)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
+    writer.write(completion_head(content) + content)
     try:
         await writer.drain()
         yield reader

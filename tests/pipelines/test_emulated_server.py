@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from emulated_engines import FAST, MODEL, SLOW_STEPS, EngineUnderTest, emulated_engine
+from emulated_engines import FAST, MODEL, SLOW_STEPS, EngineUnderTest, completion_head, emulated_engine
 
 PROMPT = "Where should this request prefill, and why there?"
 COMPLETION = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8}
@@ -26,7 +26,8 @@ async def test_a_completion_has_text_usage_and_finish_reason() -> None:
         "prompt_tokens": len(PROMPT),
         "completion_tokens": 8,
         "total_tokens": len(PROMPT) + 8,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": None, "multimodal_tokens": None},
+        "completion_tokens_details": None,
     }
 
 
@@ -39,7 +40,7 @@ async def test_a_streamed_completion_is_the_same_text_token_by_token() -> None:
     assert len(chunks) == 8
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 7 + ["length"]
-    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert not any("usage" in chunk for chunk in chunks)
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
@@ -89,20 +90,21 @@ async def test_a_limit_that_is_absent_is_16_for_completions_and_the_context_for_
         nulled = await engine.post("/v1/completions", {"prompt": PROMPT, "max_tokens": None, "ignore_eos": True})
         chat = await engine.post("/v1/chat/completions", {"messages": CHAT["messages"], "ignore_eos": True})
     assert completion.json()["usage"]["completion_tokens"] == 16
-    assert nulled.json()["usage"]["total_tokens"] == 256
+    assert nulled.json()["usage"]["completion_tokens"] == 16
     assert chat.json()["usage"]["total_tokens"] == 256
 
 
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {**COMPLETION, "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
-    ("/v1/completions", {**COMPLETION, "max_tokens": "8"}, 400, "$.max_tokens"),
-    ("/v1/completions", {**COMPLETION, "max_tokens": True}, 400, "$.max_tokens"),
-    ("/v1/completions", {**COMPLETION, "max_tokens": 20_000}, 400, "maximum context length is 16384 tokens"),
-    ("/v1/completions", {**COMPLETION, "prompt": [5] * 16_384}, 400, "maximum context length"),
+    ("/v1/completions", {**COMPLETION, "max_tokens": "many"}, 400, "$.max_tokens"),
+    ("/v1/completions", {**COMPLETION, "max_tokens": [8]}, 400, "$.max_tokens"),
+    ("/v1/completions", {**COMPLETION, "max_tokens": 20_000}, 400, "cannot be greater than max_model_len=16384."),
+    ("/v1/completions", {**COMPLETION, "prompt": [5] * 16_385}, 400, "maximum context length is 16384 tokens"),
+    ("/v1/completions", {**COMPLETION, "prompt": [5] * 16_384}, 400, "max_tokens must be at least 1, got 0."),
     ("/v1/completions", {**COMPLETION, "min_tokens": 9}, 400, "less than or equal to max_tokens=8, got 9."),
     ("/v1/completions", {**COMPLETION, "min_tokens": -1}, 400, "min_tokens must be greater than or equal to 0"),
     ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
-    ("/v1/completions", {**COMPLETION, "prompt": ""}, 400, "cannot be empty"),
+    ("/v1/completions", {**COMPLETION, "prompt": ""}, 400, "must be provided and non-empty."),
     ("/v1/completions", {**COMPLETION, "prompt": []}, 400, "cannot be empty"),
     ("/v1/completions", {**COMPLETION, "prompt": [1, 99_999]}, 400, "Token id 99999 is out of vocabulary"),
     ("/v1/completions", {**COMPLETION, "prompt": ["a", "b"]}, 400, "more than one prompt"),
@@ -113,10 +115,11 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {**COMPLETION, "stop": ["x"]}, 400, "stop is not supported"),
     ("/v1/completions", {**COMPLETION, "model": "other"}, 404, "The model `other` does not exist."),
     ("/v1/completions", {**COMPLETION, "cache_salt": ""}, 400, "cache_salt"),
-    ("/v1/completions", [1, 2], 400, "the body cannot be used"),
+    ("/v1/completions", {**COMPLETION, "cache_salt": "a/b"}, 400, "must not contain '@', '/'"),
+    ("/v1/completions", [1, 2], 400, "1 validation error:"),
     ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "messages must not be empty"),
     ("/v1/chat/completions", {"model": MODEL}, 400, "messages"),
-    ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "max_completion_tokens must be at least 1"),
+    ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "max_tokens must be at least 1"),
     ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
     ("/v1/nothing", {}, 404, "Not Found"),
     ("/v1/models", {}, 405, "Method Not Allowed"),
@@ -149,7 +152,7 @@ async def test_malformed_json_is_400() -> None:
     async with emulated_engine() as engine:
         response = await engine.client.post("/v1/completions", content=b'{"prompt": "x", ')
         assert response.status_code == 400
-        assert response.json()["error"]["type"] == "BadRequestError"
+        assert response.json()["error"]["type"] == "Bad Request"
         assert (await engine.client.get("/health")).status_code == 200
 
 
@@ -186,8 +189,40 @@ async def test_the_prefix_cache_is_real_and_reported() -> None:
         assert await engine.metric("vllm:prefix_cache_queries_total") == 496
         assert await engine.metric("vllm:prefix_cache_hits_total") == 208
         assert await engine.metric("vllm:kv_cache_usage_perc") == 0
-        await engine.post("/reset_prefix_cache", {})
+        assert (await engine.post("/reset_prefix_cache", {})).json() == {"success": True}
         assert await cached(engine, prompt) == 0
+
+
+async def test_the_prefix_cache_is_not_reset_while_blocks_are_in_use() -> None:
+    async with emulated_engine() as engine:
+        await engine.prefill("x" * 100)
+        assert (await engine.post("/reset_prefix_cache", {})).json() == {"success": False}
+        again = (await engine.post("/v1/completions", {"prompt": "x" * 100})).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+
+
+async def test_a_stop_token_ends_the_answer_and_has_no_text() -> None:
+    async with emulated_engine() as engine:
+        body = {"prompt": PROMPT, "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
+        choice = (await engine.post("/v1/completions", body)).json()["choices"][0]
+        token = choice["token_ids"][5]
+        first = choice["token_ids"].index(token)
+        stopped = (await engine.post("/v1/completions", {**body, "stop_token_ids": [token]})).json()
+        late = (await engine.post("/v1/completions", {**body, "stop_token_ids": [token], "min_tokens": 12})).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["choices"][0]["stop_reason"] == token
+    assert stopped["choices"][0]["text"] == choice["text"][:first]
+    assert stopped["usage"]["completion_tokens"] == first + 1
+    assert late["choices"][0]["text"] == choice["text"]
+
+
+async def test_what_only_the_engine_finds_wrong_is_an_event_of_a_stream() -> None:
+    async with emulated_engine() as engine:
+        event, done = await engine.events("/v1/completions", {"prompt": [1, 99_999]})
+        await engine.until_idle()
+    assert json.loads(event)["error"]["message"] == "Token id 99999 is out of vocabulary"
+    assert json.loads(event)["error"]["code"] == 400
+    assert done == "[DONE]"
 
 
 async def test_metrics_carry_vllms_names_and_count() -> None:
@@ -215,8 +250,7 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
     async with emulated_engine(profile=SLOW_STEPS) as engine:
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
         body = json.dumps({"prompt": "abc", "max_tokens": 1}).encode()
-        post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        writer.write(post + b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(completion_head(body) + body + b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = (await asyncio.wait_for(reader.read(), 10)).decode()
         writer.close()
         await writer.wait_closed()
