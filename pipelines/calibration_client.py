@@ -82,7 +82,7 @@ class Stream:
                 continue
             event = _EVENTS.decode(content)
             if event.error is not None:
-                raise EngineProtocolError(f"error event: {_shown(bytes(event.error))}")
+                raise EngineProtocolError(f"error event: {_shown(msgspec.json.encode(event.error))}")
             if event.choices:
                 self.token_times_s.append(now_s)
             if event.usage is not None:

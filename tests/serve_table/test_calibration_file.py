@@ -6,12 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from sample_artifact import sample_artifact, with_metadata
 from sample_calibration import constant, sample_calibration
 
-from serve_table.artifact import SloMetadata
+from serve_table import explain
+from serve_table.artifact import Metadata, SloMetadata, validated
+from serve_table.artifact import parse as parse_artifact
 from serve_table.calibration import Calibration, age_text, load, parse, save
 from serve_table.errors import ArtifactError, ConfigError
-from serve_table.step_time import Handoff, StepTime
+from serve_table.server import slo_targets
+from serve_table.slo import targets_from_profile
+from serve_table.step_time import A40_3B, Handoff, StepTime
 
 
 @pytest.fixture
@@ -127,3 +132,46 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_ages_are_told_in_a_fitting_unit(seconds: float, text: str) -> None:
     assert age_text(1_700_000_000.0 - seconds, 1_700_000_000.0) == text
+
+
+def test_serve_takes_targets_from_the_artifact_then_the_calibration_then_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    save(sample_calibration(), path)
+    calibrated = sample_calibration().slo_targets()
+    assert slo_targets(None, path, A40_3B) == calibrated
+    assert slo_targets(sample_artifact(), path, A40_3B) == sample_artifact().slo_targets() != calibrated
+    assert slo_targets(None, None, A40_3B) == targets_from_profile(A40_3B) != calibrated
+
+
+def test_serve_refuses_a_damaged_calibration_even_where_it_is_not_needed(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_bytes(b"{}")
+    for artifact in (None, sample_artifact()):
+        with pytest.raises(ConfigError, match=r"calibration\.json is refused"):
+            slo_targets(artifact, path, A40_3B)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        ({}, "not calibrated, last journal row 2 hours ago"),
+        ({"calibrated_time": 1_700_000_000.0 - 86_400 * 9}, "calibrated 9 days ago, last journal row 2 hours ago"),
+        ({"calibrated_time": 1_700_000_000.0, "journal_last_time": None}, "calibrated 2 hours ago"),
+    ],
+)
+def test_explain_shows_how_old_the_constants_are(metadata: dict[str, Any], text: str) -> None:
+    assert explain.age_of(with_metadata(**metadata), 1_700_000_000.0 + 7200.0) == text
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_an_artifact_with_an_impossible_calibration_time_is_refused(bad: float) -> None:
+    with pytest.raises(ArtifactError, match="calibrated_time"):
+        validated(with_metadata(calibrated_time=bad))
+
+
+def test_an_artifact_from_before_calibrations_is_read_and_keeps_its_time_otherwise() -> None:
+    old: dict[str, Any] = msgspec.to_builtins(sample_artifact().metadata)
+    del old["calibrated_time"]
+    assert msgspec.convert(old, Metadata).calibrated_time is None
+    artifact = with_metadata(calibrated_time=1_700_000_000.5)
+    assert parse_artifact(artifact.to_bytes()).metadata.calibrated_time == 1_700_000_000.5
