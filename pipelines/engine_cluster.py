@@ -147,9 +147,10 @@ class EngineCluster(ABC):
         waiting, n = list(self._processes), len(self._processes)
         while waiting:
             for process in tuple(waiting):
-                process.note_children()
                 process.require_running()
-                if is_healthy(process.record.url, timeout_s=1.0):
+                ready = is_healthy(process.record.url, timeout_s=1.0)
+                process.note_children()
+                if ready:
                     waiting.remove(process)
                     self._say(f"{process.record.name} is ready at {process.record.url} ({n - len(waiting)} of {n})")
             now_s = time.monotonic()

@@ -8,7 +8,7 @@ import msgspec
 
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
 from pipelines.engine_cluster import HOST, engine_names
-from pipelines.vllm_cpu.pace import PaceConfig
+from pipelines.vllm_cpu.pace import PACE_KEY, PaceConfig
 from serve_table.errors import ConfigError
 from serve_table.step_time import HardwareProfile
 
@@ -19,7 +19,6 @@ BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes multiples of it only."""
 
 WORKER = "pipelines.vllm_cpu.paced_worker.PacedWorker"
-PACE_KEY = "rutter_pace"
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -18,8 +18,11 @@ GRACE_S = 5.0
 
 
 def end_session() -> None:
-    """End this process and what it started, kindly and then by force; it leads their process group."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    """End this process and what it started, kindly and then by force; it leads their process group.
+
+    All are asked at once, for this thread does not outlive the first of them.
+    """
+    os.killpg(os.getpgid(0), signal.SIGTERM)
     time.sleep(GRACE_S)
     os.killpg(os.getpgid(0), signal.SIGKILL)
 

