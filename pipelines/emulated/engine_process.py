@@ -16,7 +16,9 @@ BACKLOG = 2048
 
 def listening_socket(host: str, port: int | None, name: str) -> socket.socket:
     """A socket that listens already, so that no other process can take the port; port None: a free one."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port or 0))
