@@ -5,7 +5,8 @@
 #   make check                    all that must pass before a change lands
 #
 # Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), PREFILL="URL ...",
-# DECODE="URL ...", POLICY=... and ARTIFACT=... (serve), CLUSTER=KIND (cluster-up), CLUSTER=NAME (gates, conformance),
+# DECODE="URL ...", POLICY=... and ARTIFACT=... (serve), CLUSTER=KIND (cluster-up), CLUSTER=NAME (gates, conformance,
+# calibrate),
 # RUN=NAME (a run of its own under build/runs), PYTHON=/path/to/python3.11.
 
 VENV := .venv
@@ -23,7 +24,7 @@ TRACE_ARGS := $(if $(TRACE),--trace $(TRACE))
 INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cut -d ' ' -f 1)
 
 .NOTPARALLEL:
-.PHONY: help venv collect train export serve workload fidelity bench dashboard cluster-up cluster-down
+.PHONY: help venv collect calibrate train export serve workload fidelity bench dashboard cluster-up cluster-down
 .PHONY: gates conformance test lint types check clean readme dynamo-env vllm-env
 
 help:
@@ -33,6 +34,9 @@ venv: $(INSTALLED)
 
 collect: venv
 	$(RUTTER) collect $(RUN_ARGS) $(TRACE_ARGS) $(ARGS)
+
+calibrate: venv
+	$(RUTTER) calibrate $(if $(CLUSTER),--cluster $(CLUSTER)) $(ARGS)
 
 train: venv
 	$(RUTTER) train $(RUN_ARGS) $(ARGS)

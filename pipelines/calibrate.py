@@ -8,7 +8,6 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import httpx
-import msgspec
 import numpy as np
 import uvloop
 
@@ -17,12 +16,15 @@ from pipelines.calibration_client import CalibratedEngine, Prompts
 from pipelines.calibration_measure import Measured, Measurement, with_fitted
 from pipelines.calibration_picture import write_picture
 from pipelines.calibration_plan import Limits
+from pipelines.cluster import VLLM_CPU
 from pipelines.cluster_state import CLUSTERS_FOLDER, read_state
-from pipelines.emulated.engine_process import ask
+from pipelines.emulated import cluster as emulated_cluster
 from pipelines.engine_probe import EngineProbe
+from pipelines.engine_process import ask
 from pipelines.engine_urls import engine_urls
 from pipelines.live_run import EMULATED, EXISTING
 from pipelines.progress import Progress
+from pipelines.vllm_cpu import cluster as vllm_cluster
 from serve_table.artifact import SloMetadata
 from serve_table.calibration import Calibration, save
 from serve_table.context import CLUSTER_KINDS
@@ -58,11 +60,9 @@ class Target:
     model: str | None
     profile: HardwareProfile
 
-
-class _Pace(msgspec.Struct):
-    """What matters here of an emulated engine's pacing report."""
-
-    kept: bool
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (*self.prefill_urls, *self.decode_urls)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     target = target_from(args)
     started_s = time.monotonic()
-    if target.kind == EMULATED:
-        for url in (*target.prefill_urls, *target.decode_urls):
-            ask(url, "POST", "/emulator/pacing/reset")
+    reset_pace(target)
     measured, model = uvloop.run(measure(target, args))
     calibration = calibration_of(target, model, measured, args, time.monotonic() - started_s)
     save(calibration, args.to)
@@ -227,12 +225,19 @@ def calibration_of(
     )
 
 
+def reset_pace(target: Target) -> None:
+    """Let paced engines count anew how they keep their step times."""
+    for url in target.urls:
+        if target.kind == EMULATED:
+            ask(url, "POST", "/emulator/pacing/reset")
+        elif target.kind == VLLM_CPU:
+            vllm_cluster.reset_pacing(url)
+
+
 def pace_notes(target: Target) -> list[str]:
-    """For emulated engines: which did not keep the step times that they were asked for meanwhile."""
-    if target.kind != EMULATED:
-        return []
-    urls = (*target.prefill_urls, *target.decode_urls)
-    late = [url for url in urls if not msgspec.json.decode(ask(url, "GET", "/emulator/pacing"), type=_Pace).kept]
+    """How many paced engines did not keep the step times that they were asked for meanwhile."""
+    read = {EMULATED: emulated_cluster.read_pacing, VLLM_CPU: vllm_cluster.read_pacing}.get(target.kind)
+    late = [] if read is None else [url for url in target.urls if not read(url).kept]
     return [f"{len(late)} engines did not keep their step times: the constants are this machine's"] if late else []
 
 

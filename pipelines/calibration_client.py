@@ -7,24 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pipelines.engine_probe import COMPLETIONS, PREFILL_ONLY
 from pipelines.prompts import FIRST_TOKEN, LAST_TOKEN
 from pipelines.stream_timing import Event
 from serve_table.engine_client import EngineClient
 from serve_table.engine_response import EngineTimeouts
 from serve_table.errors import EngineError, EngineProtocolError
 
-COMPLETIONS = "/v1/completions"
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
-PREFILL_ONLY: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-"""NixlConnector's parameters of a prefill leg."""
-
 CONNECT_S = 5.0
 ANSWER_S = 120.0
 """Engine time without a byte after which an engine is taken to be stuck."""
