@@ -1,4 +1,4 @@
-"""`rutter cluster up|down|status`: engines to run against."""
+"""`rutter cluster up|down|restart|status`: engines to run against."""
 
 import argparse
 import fcntl
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from pipelines.cluster_state import (
     CLUSTERS_FOLDER,
@@ -22,12 +24,14 @@ from pipelines.cluster_state import (
 from pipelines.emulated.cluster import Cluster, ClusterPlan, start_emulated
 from pipelines.emulated.cluster import read_pacing as read_emulated_pacing
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
-from pipelines.engine_cluster import EngineCluster, pacing_lines
+from pipelines.emulated.engine_process import start_again as restart_emulated
+from pipelines.engine_cluster import EngineCluster, pacing_lines, say_on_stderr, wait_until_ready
 from pipelines.engine_process import is_healthy
 from pipelines.pacing import PacingReport
 from pipelines.vllm_cpu.cluster import VllmCpuCluster, start_vllm_cpu
 from pipelines.vllm_cpu.cluster import read_pacing as read_vllm_pacing
 from pipelines.vllm_cpu.engine_flags import DEFAULT_DILATION, VllmCpuPlan
+from pipelines.vllm_cpu.engine_start import start_again as restart_vllm
 from serve_table.errors import ClusterError, ConfigError
 from serve_table.step_time import HardwareProfile, hardware_profile
 
@@ -43,12 +47,13 @@ __all__ = [
 
 EMULATED = "emulated"
 VLLM_CPU = "vllm-cpu"
+RESTART_POLL_S = 0.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `rutter cluster`."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="up|down|status")
+    commands = parser.add_subparsers(dest="action", required=True, metavar="up|down|restart|status")
     up = commands.add_parser("up", help="start engines in the background and print their URLs")
     add = up.add_argument
     kinds = (
@@ -69,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name of this cluster; default: its kind")
     down = commands.add_parser("down", help="end exactly the engines that `up` started")
     down.add_argument("name", nargs="?", help="which cluster; not needed where there is one only")
+    restart_ = commands.add_parser("restart", help="start one engine anew, on the same port, as after its crash")
+    restart_.add_argument("engine", help="its name, as `status` shows it")
+    restart_.add_argument("name", nargs="?", help="which cluster; not needed where there is one only")
     commands.add_parser("status", help="show the clusters, their engines and how they keep their pace")
 
 
@@ -78,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         return up(args, CLUSTERS_FOLDER)
     if args.action == "down":
         return down(args.name, CLUSTERS_FOLDER)
+    if args.action == "restart":
+        return restart(args.engine, args.name, CLUSTERS_FOLDER)
     return status(CLUSTERS_FOLDER)
 
 
@@ -116,23 +126,49 @@ def _cluster(args: argparse.Namespace, folder: Path, note: Callable[[], None]) -
 
 def down(name: str | None, root: Path) -> int:
     """End one cluster; nothing to end is no error."""
-    names = known_clusters(root)
-    if name is None and len(names) > 1:
-        raise ConfigError(f"several clusters are known, name one: rutter cluster down {'|'.join(names)}")
-    if name is None and not names:
-        print("no cluster is running")
-        return 0
-    name = name or names[0]
-    folder = _folder(root, name)
-    state = read_state(folder)
+    state = _state_of(name, root)
     if state is None:
-        print(f"no cluster {name!r} is running")
+        print(f"no cluster {name!r} is running" if name else "no cluster is running")
         return 0
     ran = end_engines(state.engines)
-    remove_state(folder)
+    remove_state(_folder(root, state.name))
     gone = len(state.engines) - len(ran)
-    print(f"cluster {name!r}: ended {len(ran)} engines" + (f"; {gone} had ended before" if gone else ""))
+    print(f"cluster {state.name!r}: ended {len(ran)} engines" + (f"; {gone} had ended before" if gone else ""))
     return 0
+
+
+def restart(engine_name: str, name: str | None, root: Path) -> int:
+    """Start one engine of a cluster anew, whether it still runs or not; the others are left alone."""
+    state = _state_of(name, root)
+    if state is None:
+        raise ClusterError("no such cluster is running: rutter cluster up starts one")
+    folder = _folder(root, state.name)
+    old = next((engine for engine in state.engines if engine.name == engine_name), None)
+    if old is None:
+        raise ConfigError(f"{engine_name!r}: known are {', '.join(engine.name for engine in state.engines)}")
+    with _only_one(folder, state.name):
+        end_engines([old])
+        process = (restart_vllm if state.kind == VLLM_CPU else restart_emulated)(old, folder)
+        try:
+            wait_until_ready([process], say_on_stderr, VllmCpuCluster.ready_timeout_s, RESTART_POLL_S)
+            engines = [process.record if engine == old else engine for engine in state.engines]
+            write_state(msgspec.structs.replace(state, engines=engines), folder)
+            process.detach()
+        except BaseException:
+            end_engines([process.record])
+            process.ended()
+            raise
+    return 0
+
+
+def _state_of(name: str | None, root: Path) -> ClusterState | None:
+    """The cluster of that name, or the only one; None where there is none. ConfigError where it must be named."""
+    names = known_clusters(root)
+    if name is None and len(names) > 1:
+        raise ConfigError(f"several clusters are known, name one: {' | '.join(names)}")
+    if name is None:
+        return read_state(_folder(root, names[0])) if names else None
+    return read_state(_folder(root, name))
 
 
 def status(root: Path) -> int:

@@ -139,31 +139,31 @@ class EngineCluster(ABC):
             self._folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="rutter-cluster-")))
         self._folder.mkdir(parents=True, exist_ok=True)
         self.start_processes(self._folder)
-        self._wait_until_ready()
+        wait_until_ready(self._processes, self._say, self.ready_timeout_s, self.poll_s)
         self.when_ready()
 
-    def _wait_until_ready(self) -> None:
-        began_s = said_s = time.monotonic()
-        waiting, n = list(self._processes), len(self._processes)
-        while waiting:
-            for process in tuple(waiting):
-                process.require_running()
-                ready = is_healthy(process.record.url, timeout_s=1.0)
-                process.note_children()
-                if ready:
-                    waiting.remove(process)
-                    self._say(f"{process.record.name} is ready at {process.record.url} ({n - len(waiting)} of {n})")
-            now_s = time.monotonic()
-            if waiting and now_s - began_s > self.ready_timeout_s:
-                raise ClusterError(
-                    f"{waiting[0].record.name} was not ready within {self.ready_timeout_s:.0f} s; "
-                    f"its log is {waiting[0].record.log}"
-                )
-            if waiting and now_s - said_s > PROGRESS_INTERVAL_S:
-                said_s = now_s
-                names = ", ".join(process.record.name for process in waiting)
-                self._say(f"waiting for {names}: {now_s - began_s:.0f} s so far")
-            time.sleep(self.poll_s if waiting else 0.0)
+
+def wait_until_ready(processes: Sequence[EngineProcess], say: Say, timeout_s: float, poll_s: float) -> None:
+    """Return once each engine answers /health. Raises ClusterError where one has ended or takes too long."""
+    began_s = said_s = time.monotonic()
+    waiting, n = list(processes), len(processes)
+    while waiting:
+        for process in tuple(waiting):
+            process.require_running()
+            ready = is_healthy(process.record.url, timeout_s=1.0)
+            process.note_children()
+            if ready:
+                waiting.remove(process)
+                say(f"{process.record.name} is ready at {process.record.url} ({n - len(waiting)} of {n})")
+        now_s = time.monotonic()
+        if waiting and now_s - began_s > timeout_s:
+            first = waiting[0].record
+            raise ClusterError(f"{first.name} was not ready within {timeout_s:.0f} s; its log is {first.log}")
+        if waiting and now_s - said_s > PROGRESS_INTERVAL_S:
+            said_s = now_s
+            names = ", ".join(process.record.name for process in waiting)
+            say(f"waiting for {names}: {now_s - began_s:.0f} s so far")
+        time.sleep(poll_s if waiting else 0.0)
 
 
 def pacing_lines(names: Sequence[str], reports: Sequence[PacingReport]) -> list[str]:
@@ -178,8 +178,6 @@ def pacing_lines(names: Sequence[str], reports: Sequence[PacingReport]) -> list[
     ]
     for name, report in zip(names, reports, strict=True):
         if not report.kept:
-            lines.append(
-                f"{name} did not: {report.steps_very_late} of {report.steps} steps very late, plan given up "
-                f"{report.re_anchored} times; its figures are not those of the hardware, take a larger --dilation"
-            )
+            advice = "its figures are not those of the hardware, take a larger --dilation"
+            lines.append(f"{name} did not: {report.lateness}; {advice}")
     return lines

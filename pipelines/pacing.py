@@ -36,6 +36,11 @@ class PacingReport(msgspec.Struct, frozen=True, kw_only=True):
     re_anchored_s: float
     kept: bool
 
+    @property
+    def lateness(self) -> str:
+        """What was late, for a person."""
+        return f"{self.steps_very_late} of {self.steps} steps very late, plan given up {self.re_anchored} times"
+
 
 class Pacing:
     """Counts lateness by step. All times are wall seconds."""

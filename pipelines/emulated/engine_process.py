@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from pipelines.cluster_state import EngineRecord
-from pipelines.emulated.engine_config import EngineConfig, write_config
+from pipelines.emulated.engine_config import EngineConfig, read_config, write_config
 from pipelines.engine_process import EngineProcess, ask, is_healthy, start_process
 from serve_table.errors import ClusterError
 
-__all__ = ["ask", "is_healthy", "listening_socket", "start_engine"]
+__all__ = ["ask", "is_healthy", "listening_socket", "start_again", "start_engine"]
 
 BACKLOG = 2048
 
@@ -45,3 +45,10 @@ def start_engine(config: EngineConfig, listening: socket.socket, folder: Path) -
     words = [sys.executable, "-m", "pipelines.emulated.process", str(config_path), str(listening.fileno())]
     # An engine is one thread: the pools of numpy's libraries would only take memory.
     return start_process(record, words, {"OPENBLAS_NUM_THREADS": "1"}, (listening.fileno(),))
+
+
+def start_again(record: EngineRecord, folder: Path) -> EngineProcess:
+    """Start an engine as it was started before, on the same port."""
+    config = read_config(folder / f"{record.name}.json")
+    with listening_socket(config.host, config.port, config.name) as listening:
+        return start_engine(config, listening, folder)

@@ -8,14 +8,9 @@ import msgspec
 from pipelines.cluster_state import EngineRecord
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
 from pipelines.engine_cluster import HOST, EngineCluster, Say, say_on_stderr
-from pipelines.engine_process import ask, start_process
-from pipelines.vllm_cpu.engine_flags import (
-    DEFAULT_DILATION,
-    EnginePorts,
-    VllmCpuPlan,
-    engine_environment,
-    engine_flags,
-)
+from pipelines.engine_process import ask
+from pipelines.vllm_cpu.engine_flags import DEFAULT_DILATION, EnginePorts, VllmCpuPlan, engine_flags
+from pipelines.vllm_cpu.engine_start import start_engine
 from pipelines.vllm_cpu.environment import vllm_python
 from pipelines.vllm_cpu.pace import VllmPacingReport
 from pipelines.vllm_cpu.room import choose_ports, require_disk, require_memory
@@ -96,8 +91,7 @@ class VllmCpuCluster(EngineCluster):
             kv_events=f"tcp://{HOST}:{ports.kv_events}",
         )
         flags = engine_flags(self.plan, ports, model_folder)
-        words = [str(self._python), "-m", "pipelines.vllm_cpu.engine_main", *flags]
-        self.add(start_process(record, words, engine_environment(ports)))
+        self.add(start_engine(record, self._python, flags, ports, folder))
 
     def when_ready(self) -> None:
         self._say("warming up every engine and every pair")

@@ -42,6 +42,10 @@ class VllmPacingReport(PacingReport, frozen=True, kw_only=True):
     handoffs: int
     handoffs_late: int
 
+    @property
+    def lateness(self) -> str:
+        return f"{super().lateness}, {self.handoffs_late} of {self.handoffs} hand-offs slower than asked"
+
 
 class StepPace:
     """Ends each step at its planned time, counted from the planned end of the one before unless the engine idled.

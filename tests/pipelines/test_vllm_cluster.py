@@ -173,3 +173,24 @@ def test_an_embedded_cluster_ends_with_its_block(tmp_path: Path) -> None:
         with pytest.raises(ClusterError, match="decode-0 was killed by signal 9"):
             wait_for(running.require_running, "the killed engine is not missed")
     assert not any(process.is_alive for engine in engines for process in engine.processes)
+
+
+def test_a_killed_engine_comes_back_on_its_port(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert up("--prefill", "0", "--decode", "2") == 0
+        before = state_now()
+        old = before.engines[1]
+        os.kill(old.pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(old), "the killed engine is still there")
+        assert main(["cluster", "restart", "decode-9"]) == 2
+        assert "known are decode-0, decode-1" in capsys.readouterr().err
+        assert main(["cluster", "restart", "decode-1"]) == 0
+        after = state_now()
+        assert after.engines[0] == before.engines[0]
+        assert (after.engines[1].url, after.engines[1].kv_events) == (old.url, old.kv_events)
+        assert is_alive(after.engines[1])
+        assert not any(process.is_alive for process in old.processes)
+    finally:
+        assert main(["cluster", "down"]) == 0
+    assert not any(process.is_alive for process in processes(after))
+    assert main(["cluster", "restart", "decode-1"]) == 1
