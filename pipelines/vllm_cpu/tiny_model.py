@@ -15,8 +15,11 @@ from safetensors.numpy import save_file
 
 from pipelines.cache_folder import cache_folder, digest_of, only_builder
 
-VOCABULARY_TOKENS = 512
-BEGIN_ID, END_ID = 256, 257
+VOCABULARY_TOKENS = 640
+FIRST_HIGH_BYTE_ID = 500
+"""Id of byte 128; the ASCII bytes are their own ids. So prompts of random ids, which the load generator draws below it,
+hold no half characters, after which vLLM's detokenizer would give the prompt's text again with the answer."""
+BEGIN_ID, END_ID = 628, 629
 PRINTABLE = range(32, 127)
 """Ids of the bytes that greedy answers are made of."""
 
@@ -130,21 +133,13 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def tokenizer() -> dict[str, Any]:
-    """tokenizer.json: byte-level BPE without merges, the id of a byte is its value; the ids past it have names."""
-    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
-    names = {BEGIN_ID: "<s>", END_ID: "</s>"}
-    added = [
-        {
-            "id": i,
-            "content": names.get(i, f"<{i}>"),
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": i in names,
-        }
-        for i in range(BEGIN_ID, VOCABULARY_TOKENS)
-    ]
+    """tokenizer.json: byte-level BPE without merges; ids that stand for no byte have names."""
+    special = {BEGIN_ID: "<s>", END_ID: "</s>"}
+    bytes_ = {byte_id(byte): symbol for byte, symbol in enumerate(_byte_symbols())}
+    # Every id is in the vocabulary, since `tokenizers` numbers added tokens anew.
+    vocabulary = {bytes_.get(i) or special.get(i) or f"<{i}>": i for i in range(VOCABULARY_TOKENS)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": i, "content": name, **flags} for i, name in special.items()]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
@@ -168,6 +163,11 @@ def tokenizer() -> dict[str, Any]:
             "merges": [],
         },
     }
+
+
+def byte_id(byte: int) -> int:
+    """The token of a byte."""
+    return byte if byte < 128 else byte - 128 + FIRST_HIGH_BYTE_ID
 
 
 def _byte_symbols() -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from pipelines.prompts import FIRST_TOKEN, LAST_TOKEN
 from pipelines.vllm_cpu import tiny_model as model
 
 
@@ -21,11 +22,18 @@ def test_one_byte_is_one_token_and_text_comes_back(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = "Grüße, 東京!\n\t the end"
     ids = tokenizer.encode(text).ids
-    assert ids == list(text.encode())
+    assert ids == [model.byte_id(byte) for byte in text.encode()]
     assert tokenizer.decode(ids) == text
     assert tokenizer.get_vocab_size() == model.VOCABULARY_TOKENS
     assert tokenizer.decode([72, 400, 105]) == "H<400>i"
-    assert tokenizer.encode("</s>").ids == [model.END_ID]
+    assert tokenizer.encode("</s><400>").ids == [model.END_ID, *b"<400>"]
+
+
+def test_every_id_that_the_load_generator_draws_is_whole_text(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert all(
+        "\ufffd" not in tokenizer.decode([i], skip_special_tokens=False) for i in range(FIRST_TOKEN, LAST_TOKEN + 1)
+    )
 
 
 def test_the_weights_fit_the_configuration_and_are_the_same_each_time(folder: Path) -> None:
