@@ -14,8 +14,8 @@ _FIELD = re.compile(r"`\$((?:\.\w+|\[[^\]]*\])*)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | msgspec.UnsetType | None = msgspec.UNSET
+    continuous_usage_stats: bool | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class KvTransferParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +66,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(GenerationBody, kw_only=True):
+    n: int = 1
     prompt: str | list[int | str | list[int]] | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -97,6 +98,8 @@ def decoded(body: bytes, content_type: str | None, kind: type[Body]) -> Body:
     """A body as its fields; raises ApiError."""
     if (content_type or "").lower().partition(";")[0] != JSON_TYPE:
         raise unreadable("Unsupported Media Type: Only 'application/json' is allowed")
+    if not body:
+        raise unreadable("the body is missing", "body")
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

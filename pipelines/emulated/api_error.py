@@ -42,10 +42,9 @@ def unsupported(name: str) -> ApiError:
     return ApiError(400, f"{name} is not supported by the emulated engine", "BadRequestError", name)
 
 
-def no_route(known_path: bool) -> ApiError:
-    """A path, or a method of a path, that is not there."""
-    phrase = "Method Not Allowed" if known_path else "Not Found"
-    return ApiError(405 if known_path else 404, phrase, phrase)
+def no_route_body(known_path: bool) -> bytes:
+    """JSON for a path, or a method of a path, that is not there: of vLLM's web framework, not of its API."""
+    return msgspec.json.encode({"detail": "Method Not Allowed" if known_path else "Not Found"})
 
 
 def internal() -> ApiError:

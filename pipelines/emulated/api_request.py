@@ -90,7 +90,7 @@ def parse_chat(body: bytes, content_type: str | None, limits: Limits) -> Generat
     max_tokens, name = parsed.max_completion_tokens, "max_completion_tokens"
     if max_tokens is None:
         max_tokens, name = parsed.max_tokens, "max_tokens"
-    return _request(parsed, True, _chat_prompt(parsed.messages), max_tokens, name, limits)
+    return _request(parsed, True, _chat_prompt(parsed.messages, limits.model), max_tokens, name, limits)
 
 
 def parse_tokenize(body: bytes, content_type: str | None, limits: Limits) -> Tokens:
@@ -100,7 +100,7 @@ def parse_tokenize(body: bytes, content_type: str | None, limits: Limits) -> Tok
         raise unreadable("one of the fields prompt and messages is required", "body.prompt")
     _require_model(parsed.model, limits)
     if parsed.messages is not None:
-        return _chat_prompt(parsed.messages)
+        return _chat_prompt(parsed.messages, limits.model)
     return tokens.encode(parsed.prompt or "")
 
 
@@ -117,7 +117,8 @@ def _require_model(model: str | None, limits: Limits) -> None:
 
 
 def _require_supported(parsed: GenerationBody, refused: dict[str, Any], limits: Limits) -> None:
-    if parsed.stream_options is not None and not parsed.stream:
+    # An empty object is let through, as no truth in vLLM's own check.
+    if parsed.stream_options not in (None, StreamOptions()) and not parsed.stream:
         raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     _require_salt(parsed.cache_salt)
     _require_model(parsed.model, limits)
@@ -149,10 +150,14 @@ def _require_salt(salt: str | None) -> None:
 
 def _completion_prompt(prompt: str | list[Any] | None) -> Tokens:
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        if prompt[0] == []:
+            return np.zeros(0, np.int32)
         prompt = prompt[0]
     if isinstance(prompt, str):
         return tokens.encode(prompt)
     prompt = prompt or []
+    if prompt == []:
+        raise invalid("You must pass at least one prompt")
     if not all(isinstance(item, int) for item in prompt):
         raise ApiError(
             400,
@@ -165,18 +170,19 @@ def _completion_prompt(prompt: str | list[Any] | None) -> Tokens:
     return np.array(prompt, np.int32)
 
 
-def _chat_prompt(messages: list[Message]) -> Tokens:
+def _chat_prompt(messages: list[Message], model: str) -> Tokens:
     if not messages:
-        raise invalid("messages must not be empty", "messages")
-    return tokens.encode(tokens.chat_text((message.role, _content(message)) for message in messages))
+        raise invalid("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    return tokens.encode(tokens.chat_text((message.role, _content(message, model)) for message in messages))
 
 
-def _content(message: Message) -> str:
+def _content(message: Message, model: str) -> str:
+    if message.content is None and message.role != "assistant":
+        raise unreadable("the content of a message is missing", "body.messages")
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
-    for part in message.content:
-        if part.type != "text":
-            raise invalid(f"content of type {part.type!r}: the emulated model reads text only", "messages")
+    if any(part.type != "text" for part in message.content):
+        raise invalid(f"{model} is not a multimodal model")
     return "\n".join(part.text or "" for part in message.content)
 
 
@@ -200,8 +206,8 @@ def _request(
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         stream=bool(parsed.stream),
-        include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        include_usage=options.include_usage is True,
+        continuous_usage=options.include_usage is True and options.continuous_usage_stats is True,
         cache_salt=parsed.cache_salt or "",
         return_token_ids=bool(parsed.return_token_ids),
         hold_kv=hold_kv,

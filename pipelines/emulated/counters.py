@@ -12,7 +12,8 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 class Counters:
     """Totals since the engine's start. external_hits_tokens: prompt tokens whose KV came from elsewhere.
 
-    finished: answers by finish reason, and by the ways of vLLM to end without one.
+    aborted: requests whose client left; vLLM does not count them among the finished.
+    finished: answers by finish reason, and those that failed, as `error`.
     """
 
     prompt_tokens: int = 0
@@ -20,6 +21,7 @@ class Counters:
     prefix_hits_tokens: int = 0
     external_hits_tokens: int = 0
     transfers_s: float = 0.0
+    aborted: int = 0
     failed_transfers: int = 0
     finished: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FINISHED_REASONS, 0)))
     transfer_buckets: list[int] = field(default_factory=lambda: [0] * (len(TRANSFER_BUCKETS_S) + 1))

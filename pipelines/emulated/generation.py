@@ -117,7 +117,7 @@ class Generation(Sequence):
             "tp_size": 1,
             "dcp_size": 1,
             "pp_size": 1,
-            "remote_num_tokens": len(self.prompt),
+            "remote_num_tokens": len(self.prompt) + self.emitted - 1,
             "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": self.cached_tokens,
@@ -160,7 +160,7 @@ class Generation(Sequence):
         """The client is gone: free everything, at the prefill engine too."""
         self._left = True
         self._engine.loop.abort(self)
-        self._engine.counters.finished["abort"] += 1
+        self._engine.counters.aborted += 1
         remote = self._request.remote_kv
         if remote is not None and self.emitted == 0 and not self._pulling:
             self._engine.start(self._release(remote, claimed=False))

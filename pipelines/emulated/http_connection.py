@@ -51,6 +51,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[tuple[HttpRequest, bool]] = deque()
         self._answering = False
         self._keep_alive = True
+        self._bodiless = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._new_message()
 
@@ -71,7 +72,7 @@ class HttpConnection(asyncio.Protocol):
             len(body),
         )
         closing = b"\r\n" if self._keep_alive else b"connection: close\r\n\r\n"
-        self.write(head + closing + body)
+        self.write(head + closing + (b"" if self._bodiless else body))
         self._answered()
 
     def begin_stream(self) -> None:
@@ -108,6 +109,7 @@ class HttpConnection(asyncio.Protocol):
     def _dispatch(self, request: HttpRequest, keep_alive: bool) -> None:
         self._answering = True
         self._keep_alive = keep_alive
+        self._bodiless = request.method == "HEAD"
         self._handle(request, self)
 
     # Called by asyncio.

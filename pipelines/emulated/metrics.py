@@ -53,6 +53,7 @@ class EngineCollector(Collector):
                 "Prompt tokens whose KV came from another engine.",
                 counters.external_hits_tokens,
             ),
+            ("rutter_emulator_aborted_requests", "Requests whose client left.", counters.aborted),
             ("vllm:prompt_tokens", "Prompt tokens of requests that began to answer.", counters.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", loop.generated_tokens),
             ("vllm:num_preemptions", "Sequences preempted for want of KV blocks.", loop.preemptions),

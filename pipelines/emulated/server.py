@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pipelines.emulated import api_request
-from pipelines.emulated.api_error import error_body, internal, no_route, unreadable
+from pipelines.emulated.api_error import error_body, internal, no_route_body, unreadable
 from pipelines.emulated.api_request import GenerationRequest, Limits
 from pipelines.emulated.counters import Counters
 from pipelines.emulated.engine_config import EngineConfig
@@ -72,7 +72,6 @@ class EngineServer:
             ("POST", "/v1/chat/completions"): self._chat,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
-            ("HEAD", "/health"): self._health,
             ("GET", "/metrics"): self._metrics_text,
             ("GET", "/version"): self._version,
             ("POST", "/tokenize"): self._tokenize,
@@ -110,7 +109,9 @@ class EngineServer:
         try:
             route = self._routes.get((request.method, request.path.rstrip("/") or "/"))
             if route is None:
-                raise no_route(request.path in self._paths)
+                known_path = request.path in self._paths
+                connection.respond(405 if known_path else 404, no_route_body(known_path))
+                return
             route(request, connection)
         except RequestError as error:
             connection.respond(error.status, error_body(error))

@@ -1,8 +1,4 @@
-"""What single requests end with: as vLLM 0.32 answers them, and where emulated engines are meant to differ.
-
-The cases are the specification. A difference that is no fault stands in DIFFERENCES with its reason, and only there;
-whatever else differs is corrected in the emulator.
-"""
+"""What single requests end with, as vLLM 0.32 answers them: the specification, in one table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,7 +156,19 @@ CASES = (
         lambda engine: engine.completion(prompt=[40] * engine.max_model_len),
         bad_value("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
     ),
+    Case("no ids", COMPLETIONS, completion(prompt=[]), bad_value("You must pass at least one prompt")),
+    Case("no ids in a list", COMPLETIONS, completion(prompt=[[]]), bad_value("The decoder prompt cannot be empty")),
+    # Messages.
     Case("no messages", CHAT, without("messages", chat()), bad_form("body.messages")),
+    Case(
+        "an empty conversation",
+        CHAT,
+        chat(messages=[]),
+        bad_value("Cannot apply chat template to an empty conversation. Provide at least one message."),
+    ),
+    Case("content in parts", CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}]}]), ok()),
+    Case("no content", CHAT, chat(messages=[{"role": "user", "content": None}]), Outcome(400, kind="Bad Request")),
+    Case("an unknown role", CHAT, chat(messages=[{"role": "weird", "content": "a"}]), ok()),
     # Models.
     Case(
         "unknown model",
@@ -181,13 +189,19 @@ CASES = (
     Case("no object", COMPLETIONS, lambda _: b"[1, 2]", bad_form("body")),
     Case("max_tokens that is no number", COMPLETIONS, completion(max_tokens="many"), bad_form("body.max_tokens")),
     Case("max_tokens that is a list", COMPLETIONS, completion(max_tokens=[6]), bad_form("body.max_tokens")),
+    Case("max_tokens with a fraction", COMPLETIONS, completion(max_tokens=6.5), bad_form("body.max_tokens")),
     Case("max_tokens as a text of digits", COMPLETIONS, completion(max_tokens="6"), ok()),
+    Case("max_tokens with a zero fraction", COMPLETIONS, completion(max_tokens=6.0), ok()),
+    Case("no body", COMPLETIONS, lambda _: b"", bad_form("body")),
+    Case("null n", COMPLETIONS, completion(n=None), bad_form("body.n")),
+    Case("null n in chat", CHAT, chat(n=None), ok()),
     Case("stream that is no truth", COMPLETIONS, completion(stream="perhaps"), bad_form("body.stream")),
     Case("unknown field", COMPLETIONS, completion(no_such_field=1), ok()),
     # Streams.
     Case(
         "stream options without stream", COMPLETIONS, completion(stream_options={"include_usage": True}), STREAM_OPTIONS
     ),
+    Case("empty stream options without stream", COMPLETIONS, completion(stream_options={}), ok()),
     Case("stream options without stream in chat", CHAT, chat(stream_options={"include_usage": True}), STREAM_OPTIONS),
     Case(
         "a refusal of a stream has a status",
@@ -218,9 +232,7 @@ CASES = (
         bad_form("body.kv_transfer_params"),
     ),
     Case("empty kv_transfer_params", COMPLETIONS, completion(kv_transfer_params={}), ok()),
-    # Routes.
-    Case("unknown path", "/v1/nothing", lambda _: {}, Outcome(404, "Not Found", "Not Found")),
-    Case("wrong method", "/v1/models", lambda _: {}, Outcome(405, "Method Not Allowed", "Method Not Allowed")),
+    # Tokens.
     Case(
         "unknown model to tokenize",
         "/tokenize",
@@ -229,14 +241,14 @@ CASES = (
     ),
     Case("nothing to tokenize", "/tokenize", lambda _: {}, Outcome(400, kind="Bad Request")),
     Case("nothing to detokenize", "/detokenize", lambda _: {}, bad_form("body.tokens")),
-    # What vLLM does and emulated engines refuse: see DIFFERENCES.
+    # What vLLM does and emulated engines refuse: see differences.py.
     Case("logprobs", COMPLETIONS, completion(logprobs=1), ok()),
     Case("logprobs in chat", CHAT, chat(logprobs=True, top_logprobs=1), ok()),
     Case("echo", COMPLETIONS, completion(echo=True), ok()),
     Case("several answers", COMPLETIONS, completion(n=2, temperature=1.0), ok()),
     Case("several prompts", COMPLETIONS, completion(prompt=["a", "b"]), ok()),
     Case("stop text", COMPLETIONS, completion(stop=["no such text"]), ok()),
-    # What vLLM refuses and emulated engines let through: see DIFFERENCES.
+    # What vLLM refuses and emulated engines let through: see differences.py.
     Case(
         "temperature out of range",
         COMPLETIONS,
@@ -244,55 +256,3 @@ CASES = (
         Outcome(400, None, "BadRequestError", "temperature"),
     ),
 )
-
-USED_TWICE = "a handle used twice"
-EXPIRED = "an expired handle"
-MADE_UP = "a made-up request on a live engine"
-LIFE_CYCLE = {USED_TWICE: ok(), EXPIRED: ok(), MADE_UP: ok()}
-"""vLLM reads whatever blocks a handle names and asks nobody whose they are."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """An emulated engine is meant to end a case otherwise."""
-
-    case: str
-    emulated: Outcome
-    reason: str
-
-
-_UNSUPPORTED = Outcome(400, "...", "BadRequestError")
-_STALE = Outcome(500, "Internal server error", "InternalServerError")
-_ONE_GREEDY_ANSWER = (
-    "an emulated answer is one greedy text without probabilities; it refuses rather than answer wrongly"
-)
-_STALE_REASON = "vLLM answers from blocks that may be another prompt's by now; the emulator shows the router's mistake"
-
-DIFFERENCES = (
-    Difference("logprobs", _UNSUPPORTED, _ONE_GREEDY_ANSWER),
-    Difference("logprobs in chat", _UNSUPPORTED, _ONE_GREEDY_ANSWER),
-    Difference("echo", _UNSUPPORTED, _ONE_GREEDY_ANSWER),
-    Difference("several answers", _UNSUPPORTED, _ONE_GREEDY_ANSWER),
-    Difference("several prompts", _UNSUPPORTED, _ONE_GREEDY_ANSWER),
-    Difference("stop text", _UNSUPPORTED, "stop_token_ids show the finish reason; stop texts would not add to it"),
-    Difference("temperature out of range", ok(), "sampling parameters do not matter to answers that are always greedy"),
-    Difference(USED_TWICE, _STALE, _STALE_REASON),
-    Difference(EXPIRED, _STALE, _STALE_REASON),
-    Difference(MADE_UP, _STALE, _STALE_REASON),
-)
-
-NOT_ASKED = {
-    "do_remote_prefill without remote_block_ids": "it fails an assertion of vLLM's scheduler and ends the engine; the "
-    "emulator answers 400",
-    "do_remote_prefill without remote_host": "vLLM waits for ever for KV that nobody sends; the emulator answers 400",
-    "a handle that names another machine": "vLLM tries for 5 s and answers 500; the emulator answers 500 at once and "
-    "connects to loopback addresses only",
-}
-"""Differences that a running cluster is not asked about, with their reasons."""
-
-
-def expected(name: str, specified: Outcome, kind: str) -> Outcome:
-    """What a case ends with on a kind of cluster."""
-    if kind != "emulated":
-        return specified
-    return next((difference.emulated for difference in DIFFERENCES if difference.case == name), specified)

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import pytest
+from differences import EXPIRED, LIFE_CYCLE, MADE_UP, USED_TWICE, expected
 from engine_under_test import CHAT, COMPLETIONS, DONE, HOLD, Cluster, Engine, unique
-from outcomes import EXPIRED, LIFE_CYCLE, MADE_UP, USED_TWICE, expected
 from shapes import CHAT as CHAT_SHAPE
 from shapes import COMPLETION, HANDLE, assert_shape
 
@@ -35,6 +35,25 @@ def test_a_prefill_leg_answers_one_token_and_a_handle(cluster: Cluster) -> None:
     del body["max_tokens"]
     cluster.decode.answer(COMPLETIONS, {**body, "max_tokens": 1, "kv_transfer_params": handle})
     cluster.prefill.until_idle()
+
+
+def test_a_prefill_leg_that_a_token_stops_has_a_handle_too(cluster: Cluster) -> None:
+    body = cluster.prefill.completion(N_PROMPT, max_tokens=1, return_token_ids=True)
+    token = cluster.prefill.answer(COMPLETIONS, body)["choices"][0]["token_ids"][0]
+    body |= {"stop_token_ids": [token], "max_tokens": 5, "cache_salt": unique(), "kv_transfer_params": HOLD}
+    answer = cluster.prefill.answer(COMPLETIONS, body)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert_shape(answer["kv_transfer_params"], HANDLE)
+    decode = cluster.decode.completion(N_PROMPT, cache_salt=body["cache_salt"])
+    assert status_of(cluster, decode, answer["kv_transfer_params"]) == 200
+
+
+def test_a_handle_without_its_cached_tokens_counts_the_whole_prompt_as_cached(cluster: Cluster) -> None:
+    body = cluster.prefill.completion(N_PROMPT)
+    handle = cluster.prefill.prefill(body)
+    del handle["remote_prefill_cached_tokens"]
+    usage = cluster.decode.answer(COMPLETIONS, {**body, "kv_transfer_params": handle})["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == N_PROMPT
 
 
 def test_a_prefill_leg_of_chat_has_a_handle_too(cluster: Cluster) -> None:

@@ -1,8 +1,9 @@
 """Every request of the table ends as vLLM ends it, or as the table of differences says."""
 
 import pytest
+from differences import DIFFERENCES, LIFE_CYCLE, NOT_ASKED, expected
 from engine_under_test import Engine
-from outcomes import CASES, DIFFERENCES, LIFE_CYCLE, NOT_ASKED, Case, Outcome, expected
+from outcomes import CASES, Case, Outcome
 from shapes import ERROR, assert_shape
 
 
@@ -37,6 +38,13 @@ def test_a_request_ends_as_specified(engine: Engine, case: Case) -> None:
     assert response.headers["content-type"] == "application/json"
     outcome = expected(case.name, case.outcome, engine.kind)
     assert_outcome(engine, response.status_code, response.json(), outcome)
+
+
+def test_what_is_not_there_is_told_by_the_web_framework(engine: Engine) -> None:
+    for path, status, words in (("/v1/nothing", 404, "Not Found"), ("/v1/models", 405, "Method Not Allowed")):
+        response = engine.post(path, {})
+        assert (response.status_code, response.json()) == (status, {"detail": words})
+    assert engine.client.head(f"{engine.url}/health").status_code == 405
 
 
 def test_a_body_of_another_media_type_is_refused(engine: Engine) -> None:

@@ -19,7 +19,7 @@ async def test_f02_a_client_that_leaves_while_decoding_frees_everything() -> Non
                 await reader.readuntil(b"\n\n")
             assert engine.server.engine.loop.kv_usage > 0
         await engine.until_idle()
-        assert await engine.metric("vllm:request_success_total", finished_reason="abort") == 1
+        assert await engine.metric("rutter_emulator_aborted_requests_total") == 1
         assert (await engine.post("/v1/completions", {"prompt": "next"})).status_code == 200
 
 

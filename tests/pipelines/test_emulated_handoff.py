@@ -185,5 +185,5 @@ async def test_a_client_that_leaves_after_the_prefill_answer_changes_nothing() -
             await reader.readuntil(b"\r\n\r\n")
         await asyncio.sleep(0.02)
         assert await prefill.metric("rutter_emulator_held_requests") == 2
-        assert await prefill.metric("vllm:request_success_total", finished_reason="abort") == 0
+        assert await prefill.metric("rutter_emulator_aborted_requests_total") == 0
         assert (await decode.post("/v1/completions", {**BODY, "kv_transfer_params": handle})).status_code == 200

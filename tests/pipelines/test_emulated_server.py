@@ -105,7 +105,8 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {**COMPLETION, "min_tokens": -1}, 400, "min_tokens must be greater than or equal to 0"),
     ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
     ("/v1/completions", {**COMPLETION, "prompt": ""}, 400, "must be provided and non-empty."),
-    ("/v1/completions", {**COMPLETION, "prompt": []}, 400, "cannot be empty"),
+    ("/v1/completions", {**COMPLETION, "prompt": []}, 400, "You must pass at least one prompt"),
+    ("/v1/completions", {**COMPLETION, "prompt": [[]]}, 400, "The decoder prompt cannot be empty"),
     ("/v1/completions", {**COMPLETION, "prompt": [1, 99_999]}, 400, "Token id 99999 is out of vocabulary"),
     ("/v1/completions", {**COMPLETION, "prompt": ["a", "b"]}, 400, "more than one prompt"),
     ("/v1/completions", {"max_tokens": 3}, 400, "prompt"),
@@ -117,12 +118,15 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {**COMPLETION, "cache_salt": ""}, 400, "cache_salt"),
     ("/v1/completions", {**COMPLETION, "cache_salt": "a/b"}, 400, "must not contain '@', '/'"),
     ("/v1/completions", [1, 2], 400, "1 validation error:"),
-    ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "messages must not be empty"),
+    ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "Provide at least one message."),
     ("/v1/chat/completions", {"model": MODEL}, 400, "messages"),
     ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "max_tokens must be at least 1"),
-    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
-    ("/v1/nothing", {}, 404, "Not Found"),
-    ("/v1/models", {}, 405, "Method Not Allowed"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "not a multimodal",
+    ),
 ]
 
 
@@ -243,7 +247,7 @@ async def test_models_version_and_health() -> None:
         models = (await engine.client.get("/v1/models")).json()
         assert [(model["id"], model["max_model_len"]) for model in models["data"]] == [(MODEL, 16_384)]
         assert (await engine.client.get("/version")).json() == {"version": "rutter-emulated"}
-        assert (await engine.client.head("/health")).status_code == 200
+        assert (await engine.client.get("/health")).content == b""
 
 
 async def test_requests_of_one_connection_are_answered_in_order() -> None:
