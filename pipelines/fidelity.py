@@ -2,39 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from learn.costs import fitted_topology
 from learn.evaluate import bench_of
 from learn.simulation import Topology, simulate
 from learn.table import Costs
 from learn.trace import Trace
-from pipelines.attempts import Attempts
 from pipelines.collect import mid_collapse_rate
-from pipelines.live_run import (
-    ClusterConfig,
-    RunPolicy,
-    add_cluster_arguments,
-    cluster_from,
-    engines_of,
-    send_through_router,
-)
-from pipelines.progress import Progress
+from pipelines.live_run import ClusterConfig, RunPolicy, add_cluster_arguments, cluster_from, engines_of
+from pipelines.policy_run import Measured, PolicyRun
 from pipelines.stages import Run, add_run_arguments, run_from
 from pipelines.workload_spec import HELD_OUT_SEED, WorkloadSpec, default_name, requests_of
 from serve_table.artifact import Artifact, load, write_atomically
 from serve_table.errors import ClusterError, ConfigError
-from serve_table.journal import JournalReader, Row
 from serve_table.policy import policy
 from serve_table.step_time import hardware_profile
-
-Floats = npt.NDArray[np.float64]
 
 POLICIES = ("round_robin", "table")
 GOODPUT_LIMIT = 0.02
@@ -53,7 +38,10 @@ class FidelityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """One policy, measured and simulated. Times in seconds of engine time, by name as ttft_p50_s."""
+    """One policy, measured and simulated. Times in seconds of engine time, by name as ttft_p50_s.
+
+    engines_kept_pace: None for engines that run at a pace of their own.
+    """
 
     policy: str
     requests: int
@@ -63,7 +51,7 @@ class Agreement(msgspec.Struct, frozen=True):
     simulated: dict[str, float]
     within_limits: bool
     load_kept_schedule: bool
-    engines_kept_pace: bool
+    engines_kept_pace: bool | None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -78,23 +66,6 @@ class Report(msgspec.Struct, frozen=True):
     goodput_limit: float
     time_limit: float
     policies: list[Agreement]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Columns (n_requests,), NaN where not measured; slo_met False where it was not answered."""
-
-    ttft_s: Floats
-    tpot_s: Floats
-    slo_met: npt.NDArray[np.bool_]
-    conditions: "Conditions"
-
-
-class Conditions(msgspec.Struct, frozen=True):
-    """Whether a live run was what it should be: requests sent when due, emulated steps as long as asked."""
-
-    load_kept_schedule: bool
-    engines_kept_pace: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,48 +140,13 @@ def live(run_: Run, config: FidelityConfig, artifact: Path, trace: Trace) -> Mea
     """The policy's run on the cluster, from its journal where it is done already."""
     name = f"fidelity-{config.policy}"
     stage = run_.begin(name, msgspec.to_builtins(config))
-    conditions_path = stage.folder / "conditions.json"
-    attempts = Attempts(stage.folder)
-    journal = stage.folder / "journal"
-    if stage.record is None:
-        # A run is one piece: half of it from another attempt would not be the same load.
-        attempts.discard(journal)
-        chosen = RunPolicy(config.policy, artifact=artifact, seed=config.seed)
-        with engines_of(config.cluster, stage.folder, say) as engines:
-            prefix = attempts.begin(np.arange(len(trace)))
-            progress = Progress(f"fidelity {config.policy}", total=len(trace))
-            report = send_through_router(config.cluster, engines, chosen, trace, stage.folder, progress, prefix)
-        if not report.complete:
-            raise KeyboardInterrupt
-        for line in report.lines():
-            say(f"{config.policy}: {line}")
-        require_answers(journal, len(trace))
-        conditions = Conditions(report.kept_schedule, engines.kept_pace)
-        write_atomically(conditions_path, msgspec.json.encode(conditions))
-        run_.finish(name, msgspec.to_builtins(config), {"journal": journal, "conditions": conditions_path})
-    conditions = msgspec.json.decode(conditions_path.read_bytes(), type=Conditions)
-    return measured_from(list(JournalReader([journal])), len(trace), conditions)
-
-
-def require_answers(journal: Path, n_requests: int) -> None:
-    """ClusterError where requests have no row, or none was answered: nothing to compare then."""
-    rows = list(JournalReader([journal]))
-    if len(rows) < n_requests:
-        raise ClusterError(f"{n_requests - len(rows)} of {n_requests} requests have no journal row in {journal}")
-    if not any(row.status == "ok" for row in rows):
-        raise ClusterError(f"none of {n_requests} requests was answered, the first: {rows[0].status}; see {journal}")
-
-
-def measured_from(rows: Sequence[Row], n_requests: int, conditions: Conditions) -> Measured:
-    """The journal's outcomes by request; client ids end in the request's index."""
-    measured = Measured(
-        np.full(n_requests, np.nan), np.full(n_requests, np.nan), np.zeros(n_requests, bool), conditions
-    )
-    for row in rows:
-        i = int((row.client_id or "").rpartition("-")[2])
-        measured.ttft_s[i] = np.nan if row.ttft_s is None else row.ttft_s
-        measured.tpot_s[i] = np.nan if row.tpot_s is None else row.tpot_s
-        measured.slo_met[i] = row.status == "ok" and bool(row.slo_met)
+    chosen = RunPolicy(config.policy, artifact=artifact, seed=config.seed)
+    policy_run = PolicyRun(config.cluster, chosen, trace, stage.folder, f"fidelity {config.policy}")
+    if stage.record is not None:
+        return policy_run.measured()
+    with engines_of(config.cluster, stage.folder, say) as engines:
+        measured = policy_run.make(engines, say)
+    run_.finish(name, msgspec.to_builtins(config), policy_run.outputs)
     return measured
 
 
@@ -221,9 +157,9 @@ def agreement(
     chosen = policy(name, artifact=artifact if name == "table" else None)
     predicted = bench_of([trace], topology, artifact.slo_targets(), artifact.predictor()).predicted[0]
     simulated = simulate(trace, topology, chosen, artifact.slo_targets(), predicted, seed)
-    live_times = {f"{kind}_p{q}_s": percentile(getattr(measured, f"{kind}_s"), q) for kind, q in MEASURES}
-    times = {f"{kind}_p{q}_s": percentile(getattr(simulated, f"{kind}_s"), q) for kind, q in MEASURES}
-    goodput = float(measured.slo_met.mean())
+    live_times = {f"{kind}_p{q}_s": measured_percentile(measured, f"{kind}_s", q) for kind, q in MEASURES}
+    times = {f"{kind}_p{q}_s": simulated.percentile(f"{kind}_s", q) for kind, q in MEASURES}
+    goodput = measured.goodput
     within = abs(goodput - simulated.goodput) <= GOODPUT_LIMIT and all(
         abs(times[key] / live_times[key] - 1.0) <= TIME_LIMIT for key in times
     )
@@ -240,8 +176,12 @@ def agreement(
     )
 
 
-def percentile(values: Floats, q: float) -> float:
-    return float(np.nanpercentile(values, q))
+def measured_percentile(measured: Measured, column: str, q: float) -> float:
+    """ClusterError where no request has that time: there is nothing to hold the simulator against."""
+    found = measured.percentile(column, q)
+    if found is None:
+        raise ClusterError(f"no answered request has a {column}: nothing to compare the simulator with")
+    return found
 
 
 def report_lines(report: Report) -> list[str]:
@@ -267,6 +207,6 @@ def report_lines(report: Report) -> list[str]:
         lines.append(f"{'':<14}{verdict}")
         if not found.load_kept_schedule:
             lines.append(f"{'':<14}the load generator did not keep its schedule: do not trust the live side")
-        if not found.engines_kept_pace:
+        if found.engines_kept_pace is False:
             lines.append(f"{'':<14}the engines did not keep their step times: take a larger --dilation")
     return lines

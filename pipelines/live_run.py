@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,16 @@ def _embedded(cluster: ClusterConfig, folder: Path, say: Say) -> EngineCluster:
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """How the router of a run decides. calibration: sets its SLO targets where no artifact does."""
+    """How the router of a run decides. calibration: sets its SLO targets where no artifact does. params: replace the
+    policy's defaults.
+    """
 
     name: str
     artifact: Path | None = None
     calibration: Path | None = None
     explore: float = 0.0
     seed: int = 0
+    params: Mapping[str, float | str] = field(default_factory=dict)
 
 
 def send_through_router(
@@ -179,6 +182,7 @@ def send_through_router(
         folder / "journal",
         policy.name,
         folder / "router.log",
+        policy_params=dict(policy.params),
         artifact=policy.artifact,
         explore=policy.explore,
         seed=policy.seed,

@@ -7,22 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_runs import Rutter, processes_of
-from synthetic_rows import journal_row, write_journal
 
 from learn.costs import fitted_topology
 from learn.evaluate import bench_of
 from learn.simulation import simulate
 from learn.table import Costs
-from pipelines.fidelity import (
-    Conditions,
-    Measured,
-    agreement,
-    measured_from,
-    require_answers,
-)
+from pipelines.fidelity import agreement
+from pipelines.policy_run import Conditions, Measured
 from pipelines.workloads import make_workload
 from serve_table.artifact import Artifact, load
-from serve_table.errors import ClusterError
 from serve_table.policy import policy
 from serve_table.step_time import A40_3B
 
@@ -47,7 +40,7 @@ def measured_by_the_simulator(artifact: Artifact, name: str) -> tuple[Measured, 
     predicted = bench_of([trace], topology, artifact.slo_targets(), artifact.predictor()).predicted[0]
     chosen = policy(name, artifact=artifact if name == "table" else None)
     run = simulate(trace, topology, chosen, artifact.slo_targets(), predicted, 3)
-    return Measured(run.ttft_s, run.tpot_s, run.slo_met, GOOD), {
+    return Measured(run.ttft_s, run.tpot_s, run.slo_met, np.zeros(len(trace), bool), GOOD), {
         "name": name,
         "trace": trace,
         "topology": topology,
@@ -80,28 +73,6 @@ def test_goodput_may_be_two_points_off(artifact: Artifact, n_changed: int, withi
     met = measured.slo_met.copy()
     met[np.flatnonzero(met)[:n_changed]] = False
     assert agreement(measured=replace(measured, slo_met=met), **given).within_limits == within  # type: ignore[arg-type]
-
-
-def test_rows_find_their_request_and_failures_met_nothing() -> None:
-    rows = [
-        journal_row(0, client_id="attempt-1-2", ttft_s=0.3, tpot_s=None, slo_met=True),
-        journal_row(1, client_id="attempt-1-0", ttft_s=0.1, tpot_s=0.02, slo_met=False),
-        journal_row(2, client_id="attempt-1-1", ttft_s=0.1, tpot_s=0.02, slo_met=True, status="upstream_error"),
-    ]
-    found = measured_from(rows, 3, GOOD)
-    assert found.ttft_s.tolist() == [0.1, 0.1, 0.3]
-    assert np.isnan(found.tpot_s).tolist() == [False, False, True]
-    assert found.slo_met.tolist() == [False, False, True]
-
-
-def test_missing_rows_and_answers_are_an_error(tmp_path: Path) -> None:
-    write_journal(tmp_path, [journal_row(0, status="timeout"), journal_row(1, status="timeout")])
-    with pytest.raises(ClusterError, match="1 of 3 requests have no journal row"):
-        require_answers(tmp_path, 3)
-    with pytest.raises(ClusterError, match="none of 2 requests was answered, the first: timeout"):
-        require_answers(tmp_path, 2)
-    write_journal(tmp_path, [journal_row(2)])
-    require_answers(tmp_path, 3)
 
 
 @pytest.mark.parametrize(
