@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from serve_table.context import RouterContext
 from serve_table.decision import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request, least
 from serve_table.endpoints import Endpoint
+from serve_table.engine_caches import common_source
 from serve_table.errors import ConfigError, RequestError
 from serve_table.fleet import Engine, Reservation
 from serve_table.prompt import Prompt, read_prompt
 from serve_table.record import Admission, Record, action_name
-from serve_table.request_body import Fields, expressible_as_handle, output_limit_tokens, read
+from serve_table.request_body import Fields, expressible_as_handle, is_taken_as_it_is, output_limit_tokens, read
 from serve_table.slo import SloTargets
 
 logger = logging.getLogger("rutter")
@@ -63,19 +64,17 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
     """Measure, decide and reserve, without a pause between: simultaneous requests see each other's work."""
     prompt = read_prompt(fields, endpoint)
     identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
-    measured = context.prompts.measure(prompt, identity)
+    measured = context.prompts.measure(prompt, identity, is_taken_as_it_is(fields, endpoint))
     fleet = context.fleet.snapshot()
-
-    def cached_tokens(engine: Engine) -> float:
-        n_blocks = context.index.cached_blocks(engine.url, measured.block_hashes)
-        return float(min(n_blocks * measured.block_tokens, int(measured.tokens) - 1))
-
+    chain = context.caches.chain(measured, read(fields, "model", str), read(fields, "cache_salt", str))
+    cached = [context.caches.cached_tokens(engine.url, measured, chain) for engine in context.fleet.engines]
+    n_prefill = len(context.fleet.prefill)
     request = Request(
         prompt_tokens=measured.tokens,
         predicted_output_tokens=_predicted_tokens(context, endpoint, fields, hints, measured.tokens),
         slo_class=hints.slo_class,
-        prefill_cached_tokens=[cached_tokens(engine) for engine in context.fleet.prefill],
-        decode_cached_tokens=[cached_tokens(engine) for engine in context.fleet.decode],
+        prefill_cached_tokens=[tokens for tokens, _ in cached[:n_prefill]],
+        decode_cached_tokens=[tokens for tokens, _ in cached[n_prefill:]],
         remote_allowed=endpoint.remote_allowed and prompt.plain and expressible_as_handle(fields),
     )
     rotation = context.next_rotation()
@@ -90,6 +89,7 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
     record.admission = Admission(
         prompt=measured,
         request=request,
+        cached_tokens_source=common_source([source for _, source in cached]),
         fleet=fleet,
         rotation=rotation,
         draws=draws,

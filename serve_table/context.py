@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from serve_table.engine_caches import EngineCaches
 from serve_table.engine_client import EngineAddress
 from serve_table.engine_response import EngineTimeouts
 from serve_table.errors import ConfigError, JournalError
@@ -16,6 +17,9 @@ from serve_table.features import PromptReader, Tokenizer
 from serve_table.fleet import EngineFleet
 from serve_table.health import Health, ProbePolicy
 from serve_table.journal import JournalWriter, Row
+from serve_table.kv_endpoint import KvEndpoint, endpoints_by_engine
+from serve_table.kv_subscriber import KvSubscriber
+from serve_table.kv_view import KvView
 from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
@@ -35,6 +39,8 @@ class RouterConfig:
 
     explore: share of requests that choose at random. dilation: how many times slower than the hardware they
     stand for the engines run; journaled durations are divided by it. kv_tokens: KV budget of one engine.
+    prefill_kv_events, decode_kv_events: where KV events come from, one an engine as `KvEndpoint` reads them or `-`
+    for none; empty: nothing is followed.
     """
 
     prefill_urls: tuple[str, ...]
@@ -50,6 +56,14 @@ class RouterConfig:
     hash_block_tokens: int = 64
     kv_tokens: int = 60_000
     allow_admin: bool = False
+    prefill_kv_events: tuple[str, ...] = ()
+    decode_kv_events: tuple[str, ...] = ()
+
+    @property
+    def kv_endpoints(self) -> dict[str, KvEndpoint]:
+        """By the URLs of the engines that have one."""
+        prefill = endpoints_by_engine("--prefill-kv-events", self.prefill_urls, self.prefill_kv_events)
+        return prefill | endpoints_by_engine("--decode-kv-events", self.decode_urls, self.decode_kv_events)
 
     def __post_init__(self) -> None:
         if not self.decode_urls:
@@ -59,6 +73,9 @@ class RouterConfig:
                 EngineAddress.parse(url)
             if len(set(urls)) != len(urls):
                 raise ConfigError(f"{flag} names the same engine twice: {' '.join(urls)}")
+        endpoints = [endpoint.live for endpoint in self.kv_endpoints.values()]
+        if len(set(endpoints)) != len(endpoints):
+            raise ConfigError(f"two engines cannot have one endpoint of KV events: {' '.join(endpoints)}")
         if not 0.0 <= self.explore <= 1.0:
             raise ConfigError(f"--explore {self.explore} must be from 0 to 1")
         if self.cluster_kind not in CLUSTER_KINDS:
@@ -128,9 +145,14 @@ class RouterContext:
         self.journal = RouterJournal(journal_folder, self.metrics, self.clock)
         self.fleet = EngineFleet(config.prefill_urls, config.decode_urls, config.timeouts)
         urls = [engine.url for engine in self.fleet.engines]
-        self.index = PrefixIndex(urls, max(config.kv_tokens // config.hash_block_tokens, 1))
-        self.prompts = PromptReader(config.hash_block_tokens, secrets.token_bytes(16), tokenizer)
-        self.health = Health(self.fleet, self.index, self.metrics, config.probes)
+        salt = secrets.token_bytes(16)
+        endpoints = config.kv_endpoints
+        views = {url: KvView(url, salt) for url in endpoints}
+        index = PrefixIndex(urls, max(config.kv_tokens // config.hash_block_tokens, 1))
+        self.caches = EngineCaches(index, views, salt)
+        self.kv_subscriber = KvSubscriber(endpoints, views) if endpoints else None
+        self.prompts = PromptReader(config.hash_block_tokens, salt, tokenizer)
+        self.health = Health(self.fleet, self.caches, self.metrics, config.probes)
         self.rng = random.Random(config.seed)
         self.rotation = 0
         self.metrics.watch_engines(
@@ -139,6 +161,8 @@ class RouterContext:
                 for engine in self.fleet.engines
             ]
         )
+
+        self.metrics.watch_kv_views(views)
 
     def next_rotation(self) -> int:
         self.rotation += 1

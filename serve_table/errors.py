@@ -9,6 +9,7 @@
     ├── ClusterError         a cluster that cannot be started, reached or stopped
     ├── RequestError         a client's request that the router itself refuses
     ├── RunError             a run folder that cannot be used
+    ├── KvEventError         KV events of an engine that cannot be followed
     └── EngineError          one exchange with one engine failed
         ├── EngineUnreachableError    nothing was sent: another engine may be tried
         ├── EngineTimeoutError        no answer within the limit
@@ -48,6 +49,10 @@ class ClusterError(RutterError):
 
 class RunError(RutterError):
     """A run folder is in use, damaged or incomplete."""
+
+
+class KvEventError(RutterError):
+    """An engine's KV events cannot be read, or are of a cache that we do not understand."""
 
 
 class RequestError(RutterError):

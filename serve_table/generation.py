@@ -246,7 +246,7 @@ class Generation:
 
     def _record_prefix(self, engine: Engine) -> None:
         if self.record.admission is not None:
-            self._context.index.record(engine.url, self.record.admission.prompt.block_hashes)
+            self._context.caches.index.record(engine.url, self.record.admission.prompt.block_hashes)
 
     def _finish(self) -> None:
         """Release everything and write the row; nothing here may wait."""
@@ -256,7 +256,8 @@ class Generation:
             admitted.reservation.release()
             tokens = record.meter.prompt_tokens
             if tokens is not None:
-                context.prompts.observe(admitted.prompt, tokens)
+                measured = record.admission.prompt if record.admission is not None else None
+                context.prompts.observe(admitted.prompt, tokens, measured)
         row = record.to_row(context, context.clock())
         context.journal.append(row)
         metrics = context.metrics

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
+from serve_table.engine_caches import EngineCaches
 from serve_table.errors import EngineError
 from serve_table.fleet import Engine, EngineFleet
 from serve_table.metrics import RouterMetrics
-from serve_table.prefix_index import PrefixIndex
 
 logger = logging.getLogger("rutter")
 
@@ -29,9 +29,9 @@ class ProbePolicy:
 class Health:
     """Marks engines down and brings them back."""
 
-    def __init__(self, fleet: EngineFleet, index: PrefixIndex, metrics: RouterMetrics, probes: ProbePolicy) -> None:
+    def __init__(self, fleet: EngineFleet, caches: EngineCaches, metrics: RouterMetrics, probes: ProbePolicy) -> None:
         self._fleet = fleet
-        self._index = index
+        self._caches = caches
         self._metrics = metrics
         self._probes = probes
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
@@ -56,7 +56,7 @@ class Health:
             return
         engine.up = False
         engine.down_reason = str(error)
-        self._index.clear(engine.url)
+        self._caches.forget(engine.url)
         logger.warning("engine down: %s", error)
         self._tasks[engine] = asyncio.create_task(self._probe_until_up(engine, first=False))
 

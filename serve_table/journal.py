@@ -103,6 +103,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_target_s: float | None
     slo_met: bool | None
 
+    cached_tokens_source: Literal["events", "index", "mixed"] | None = None
+    """Where `fleet`'s cached tokens are from: KV events, the router's own index, or both; null in older rows."""
+
 
 class JournalWriter:
     """Appends rows to segments `NAME-NNNNNN.jsonl` in a folder, a new segment after `segment_bytes`.

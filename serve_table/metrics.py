@@ -1,8 +1,12 @@
 """The router's own metrics. Labels come from closed sets only: nothing that a client sends becomes a label."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from serve_table.kv_view import KvView
 
 _LATENCY_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60)
 _TPOT_BUCKETS = (0.002, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -59,6 +63,30 @@ class RouterMetrics:
             up.labels(url, role).set_function(is_up)
             in_flight.labels(url, role).set_function(requests)
 
+    def watch_kv_views(self, views: Mapping[str, KvView]) -> None:
+        """What the KV events of each engine tell, read when scraped."""
+        if views:
+            self.registry.register(_KvCollector(views))
+
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+class _KvCollector(Collector):
+    """Series of the engines whose KV events are followed."""
+
+    def __init__(self, views: Mapping[str, KvView]) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[Metric]:
+        events = CounterMetricFamily("rutter_kv_events", "KV events received", labels=["engine"])
+        gaps = CounterMetricFamily("rutter_kv_event_gaps", "Times that KV events were missed", labels=["engine"])
+        blocks = GaugeMetricFamily("rutter_kv_blocks", "Blocks known by KV events", labels=["engine"])
+        exact = GaugeMetricFamily("rutter_kv_exact", "1 where KV events tell of every block", labels=["engine"])
+        for url, view in self._views.items():
+            events.add_metric([url], view.events)
+            gaps.add_metric([url], view.gaps)
+            blocks.add_metric([url], len(view.blocks))
+            exact.add_metric([url], float(view.exact))
+        yield from (events, gaps, blocks, exact)

@@ -66,5 +66,5 @@ async def reset_prefix_caches(context: RouterContext) -> int:
     done = await asyncio.gather(*(reset(engine) for engine in context.fleet.engines))
     # Forgotten last: what was sent during the reset may be gone as well.
     for engine in context.fleet.engines:
-        context.index.clear(engine.url)
+        context.caches.index.clear(engine.url)
     return done.count(False)

@@ -8,6 +8,7 @@ from serve_table.answer import AnswerMeter
 from serve_table.context import RouterContext
 from serve_table.decision import ACTION_NAMES, NO_ENGINE, REASON_NAMES, Decision, Draws, Fleet, Request
 from serve_table.endpoints import Endpoint
+from serve_table.engine_caches import CacheSource
 from serve_table.features import PromptFeatures
 from serve_table.journal import FORMAT_VERSION, ExecutedPath, FleetRow, Row, Status
 from serve_table.slo import SloClass
@@ -23,6 +24,7 @@ class Admission:
 
     prompt: PromptFeatures
     request: Request
+    cached_tokens_source: CacheSource
     fleet: Fleet
     rotation: int
     draws: Draws
@@ -161,6 +163,7 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
             "regime": None,
             "propensity": None,
             "reason": None,
+            "cached_tokens_source": None,
         }
     request, decision = admission.request, admission.decision
     return {
@@ -183,6 +186,7 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
         "cluster": None if decision is None or decision.cluster == NO_ENGINE else decision.cluster,
         "regime": None if decision is None or decision.regime == NO_ENGINE else decision.regime,
         "propensity": None if decision is None else decision.propensity,
+        "cached_tokens_source": admission.cached_tokens_source,
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
 

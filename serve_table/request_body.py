@@ -41,6 +41,13 @@ _HARMLESS = {
     "prompt_embeds": (b"null",),
 }
 
+# Values with which a prompt is taken as it is.
+_USUAL_TOKENS = {
+    "add_special_tokens": (b"null", b"true"),
+    "truncate_prompt_tokens": (b"null",),
+    "prompt_embeds": (b"null",),
+}
+
 
 def parse_fields(content: bytes) -> Fields:
     """The top-level fields, without any KV hand-off parameters of the client; RequestError where it is no object."""
@@ -96,6 +103,13 @@ def output_limit_tokens(fields: Fields, endpoint: Endpoint) -> int | None:
 def expressible_as_handle(fields: Fields) -> bool:
     """Whether one KV handle can express the request: one sequence, and no scores of the prompt's tokens."""
     return all(bytes(fields[name]).strip() in harmless for name, harmless in _HARMLESS.items() if name in fields)
+
+
+def is_taken_as_it_is(fields: Fields, endpoint: Endpoint) -> bool:
+    """Whether engines compute the tokens of the prompt itself: no chat template, nothing cut off or embedded."""
+    return endpoint.prompt_field == "prompt" and all(
+        bytes(fields[name]).strip() in usual for name, usual in _USUAL_TOKENS.items() if name in fields
+    )
 
 
 def needs_usage_injected(fields: Fields, endpoint: Endpoint) -> bool:

@@ -32,11 +32,15 @@ class Router:
             await self._lifespan(receive, send)
 
     async def start(self) -> None:
-        """Learn which engines are up."""
+        """Learn which engines are up, and follow their KV events."""
+        if self.context.kv_subscriber is not None:
+            self.context.kv_subscriber.start()
         await self.context.health.start()
 
     async def stop(self) -> None:
         await self.context.health.stop()
+        if self.context.kv_subscriber is not None:
+            await self.context.kv_subscriber.stop()
         for engine in self.context.fleet.engines:
             engine.client.close()
         self.context.journal.close()

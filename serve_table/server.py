@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
     add("--prefill", action="extend", nargs="+", default=[], metavar="URL", help="prefill engines")
     add("--decode", action="extend", nargs="+", default=[], metavar="URL", help="decode engines")
+    endpoint = "TCP[,TCP]"
+    events = "of each engine in the same order, and its replay endpoint; - for none"
+    add("--prefill-kv-events", action="extend", nargs="+", default=[], metavar=endpoint, help=f"KV events {events}")
+    add("--decode-kv-events", action="extend", nargs="+", default=[], metavar=endpoint, help=f"KV events {events}")
     add("--policy", default="round_robin", help=f"one of {', '.join(POLICIES)}")
     add("--policy-params", metavar="JSON", help="object of parameters that replace the policy's defaults")
     add("--artifact", type=Path, metavar="FILE", help="table, length predictor and SLO targets made by rutter export")
@@ -94,6 +98,8 @@ def build_router(args: argparse.Namespace) -> Router:
         hash_block_tokens=args.hash_block_tokens,
         kv_tokens=profile.kv_tokens if args.kv_tokens is None else args.kv_tokens,
         allow_admin=args.allow_admin,
+        prefill_kv_events=tuple(args.prefill_kv_events),
+        decode_kv_events=tuple(args.decode_kv_events),
     )
     artifact: Artifact | None = load(args.artifact) if args.artifact is not None else None
     context = RouterContext(

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "pipelines": {"pipelines", "learn", "serve_table"},
 }
 ROUTER_LIBRARIES = {"httptools", "msgspec", "numpy", "prometheus_client", "safetensors", "uvicorn", "uvloop"}
-ROUTER_OPTIONAL = {"tokenizers"}
+ROUTER_OPTIONAL = {"tokenizers", "zmq"}
 OFFLINE_ONLY = {
     "joblib",
     "learn",

@@ -16,7 +16,7 @@ from pipelines.cli import COMMANDS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Which extras a file may import from, beside the base dependencies.
-EXTRAS = {"serve_table": ("tokenizer",), "learn": ("learn",), "pipelines": ("learn",)}
+EXTRAS = {"serve_table": ("kv-events", "tokenizer"), "learn": ("learn",), "pipelines": ("learn",)}
 EXTRAS_OF_FILE = {
     Path("pipelines/dashboard.py"): ("learn", "dashboard"),
     Path("pipelines/vllm_cpu/paced_worker.py"): ("learn", "gpu"),
