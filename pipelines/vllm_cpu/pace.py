@@ -14,8 +14,9 @@ from serve_table.step_time import handoff_time_s, step_time_s
 PACE_KEY = "rutter_pace"
 """Where in vLLM's `--additional-config` the worker finds its `PaceConfig`."""
 
+LATE_SHARE_OF_HANDOFF = 0.5
 LATE_HANDOFFS_ALLOWED = 0.01
-HANDOFFS_BEFORE_JUDGEMENT = 20
+HANDOFFS_BEFORE_JUDGEMENT = 100
 
 Clock = Callable[[], float]
 
@@ -37,7 +38,7 @@ class PaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class VllmPacingReport(PacingReport, frozen=True, kw_only=True):
-    """handoffs_late: transfers that NIXL had not finished when the paced time was over."""
+    """handoffs_late: transfers that NIXL had not finished half their paced time after its end."""
 
     handoffs: int
     handoffs_late: int
@@ -91,6 +92,7 @@ class HandoffPace:
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._due_s: dict[str, float] = {}
+        self._late_from_s: dict[str, float] = {}
         self._finished: set[str] = set()
         self._late: set[str] = set()
         self.reset()
@@ -111,6 +113,7 @@ class HandoffPace:
     def begin(self, request_id: str, start_s: float, length_s: float) -> None:
         """A transfer starts."""
         self._due_s[request_id] = start_s + length_s
+        self._late_from_s[request_id] = start_s + length_s * (1.0 + LATE_SHARE_OF_HANDOFF)
 
     def release(self, finished: Collection[str], failed: Iterable[str] = ()) -> set[str]:
         """The transfers that the engine may hear of now. finished, failed: those that ended since the last call."""
@@ -123,7 +126,9 @@ class HandoffPace:
             if due_s > now_s:
                 continue
             if request_id not in self._finished:
-                self._late.add(request_id)
+                # Of one that has finished, it is not known how long before this look it did.
+                if self._late_from_s[request_id] < now_s:
+                    self._late.add(request_id)
                 continue
             told.add(request_id)
             self.handoffs += 1
@@ -133,6 +138,7 @@ class HandoffPace:
 
     def _forget(self, request_id: str) -> None:
         self._due_s.pop(request_id, None)
+        self._late_from_s.pop(request_id, None)
         self._finished.discard(request_id)
         self._late.discard(request_id)
 
