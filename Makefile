@@ -25,7 +25,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect calibrate train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: gates conformance test lint types check clean readme dynamo-env vllm-env
+.PHONY: saturate compare gates conformance test lint types check clean readme dynamo-env vllm-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -43,6 +43,13 @@ train: venv
 
 export: venv
 	$(RUTTER) export $(RUN_ARGS) $(ARGS)
+
+# On a live cluster; as ARGS="--cluster vllm-cpu --artifact FILE", and for compare --tuned RUN.
+saturate: venv
+	$(RUTTER) saturate $(RUN_ARGS) $(ARGS)
+
+compare: venv
+	$(RUTTER) compare $(RUN_ARGS) $(ARGS)
 
 serve: venv
 	$(RUTTER) serve $(if $(PREFILL),--prefill $(PREFILL)) $(if $(DECODE),--decode $(DECODE)) $(if $(POLICY),--policy $(POLICY)) $(if $(ARTIFACT),--artifact $(ARTIFACT)) $(ARGS)

@@ -165,8 +165,8 @@ def baseline_start(name: str) -> list[dict[str, Any]]:
     return []
 
 
-def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> Policy:
-    """A baseline at one point; the marginal-cost router gets the fitted constants."""
+def baseline_params(name: str, params: Params, costs: Costs, kv_tokens: int) -> dict[str, float | str]:
+    """A baseline's parameters at one point; the marginal-cost router gets the fitted constants."""
     given = dict(params)
     if name == "marginal_cost":
         given |= {
@@ -174,4 +174,9 @@ def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> 
             "decode_token_s": costs.step_time.per_token_s,
             "kv_tokens": float(kv_tokens),
         }
-    return policy(name, given)
+    return given
+
+
+def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> Policy:
+    """A baseline at one point."""
+    return policy(name, baseline_params(name, params, costs, kv_tokens))
