@@ -17,6 +17,7 @@ from pipelines.cluster_state import (
     end_engines,
     is_alive,
     known_clusters,
+    kv_events_of,
     read_state,
     remove_state,
     write_state,
@@ -28,6 +29,7 @@ from pipelines.emulated.engine_process import start_again as restart_emulated
 from pipelines.engine_cluster import EngineCluster, pacing_lines, say_on_stderr, wait_until_ready
 from pipelines.engine_process import is_healthy
 from pipelines.pacing import PacingReport
+from pipelines.router_process import kv_event_flags
 from pipelines.vllm_cpu.cluster import VllmCpuCluster, start_vllm_cpu
 from pipelines.vllm_cpu.cluster import read_pacing as read_vllm_pacing
 from pipelines.vllm_cpu.engine_flags import DEFAULT_DILATION, VllmCpuPlan
@@ -69,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-tokens", type=int, metavar="N", help="KV budget of one engine; default: the hardware's")
     add("--lease-s", type=float, default=DEFAULT_LEASE_S, help="engine seconds that a hand-off is held (%(default)s)")
     add("--model", help="served model name; default: the hardware's name")
-    ports = "ports from P on, one an engine, three for vllm-cpu; default: free ones"
+    ports = "ports from P on, one an engine, four for vllm-cpu; default: free ones"
     add("--base-port", type=int, metavar="P", help=ports)
     add("--name", help="name of this cluster; default: its kind")
     down = commands.add_parser("down", help="end exactly the engines that `up` started")
@@ -267,9 +269,11 @@ def _print_urls(cluster: EngineCluster, args: argparse.Namespace) -> None:
         print(f"{engine.name:<12} {engine.url:<24} pid {engine.pid}")
     prefill = f"--prefill {' '.join(cluster.prefill_urls)} " if cluster.prefill_urls else ""
     kv = f" --kv-tokens {args.kv_tokens}" if args.kv_tokens is not None else ""
+    flags = kv_event_flags(cluster.prefill_urls, cluster.decode_urls, kv_events_of(cluster.engines))
+    events = "".join(f" {word}" for word in flags)
     print("\nput a router in front of it:")
     print(
         f"  rutter serve {prefill}--decode {' '.join(cluster.decode_urls)} --cluster-kind {args.kind} "
-        f"--hardware {args.hardware} --dilation {args.dilation:g}{kv}"
+        f"--hardware {args.hardware} --dilation {args.dilation:g}{kv}{events}"
     )
     print(f"end it:\n  rutter cluster down {args.name}")

@@ -33,7 +33,7 @@ class ProcessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. pid, identity: of its first process, which leads a session. children: the others of that session.
 
-    log: a path. kv_events: where its KV events can be subscribed to, as ZeroMQ writes it; None where nowhere.
+    log: a path. kv_events: where its KV events come from, as `rutter serve` takes it; None where from nowhere.
     """
 
     name: str
@@ -177,3 +177,14 @@ def remove_state(folder: Path) -> None:
 def known_clusters(root: Path) -> list[str]:
     """Names of the clusters that have a state file."""
     return sorted(path.parent.name for path in root.glob(f"*/{STATE_FILE}"))
+
+
+def kv_events_of(engines: Sequence[EngineRecord]) -> dict[str, str]:
+    """Where KV events come from, by the URLs of the engines that publish them."""
+    return {engine.url: engine.kv_events for engine in engines if engine.kv_events is not None}
+
+
+def known_kv_events(root: Path = CLUSTERS_FOLDER) -> dict[str, str]:
+    """The same for all engines of the clusters that were started here."""
+    states = [read_state(root / name) for name in known_clusters(root)]
+    return kv_events_of([engine for state in states if state is not None for engine in state.engines])

@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 
 from learn.trace import Trace
+from pipelines.cluster_state import known_kv_events, kv_events_of
 from pipelines.emulated.cluster import start_emulated
 from pipelines.engine_cluster import EngineCluster, pacing_lines
 from pipelines.engine_process import ask
@@ -95,11 +96,14 @@ def cluster_from(args: argparse.Namespace) -> ClusterConfig:
 
 @dataclass
 class Engines:
-    """Where the engines are. kept_pace: whether paced ones kept the asked step times, once the run has ended."""
+    """Where the engines are. kept_pace: whether paced ones kept the asked step times, once the run has ended.
+    kv_events: where their KV events come from, by URL.
+    """
 
     prefill_urls: tuple[str, ...]
     decode_urls: tuple[str, ...]
     kept_pace: bool = True
+    kv_events: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -115,7 +119,8 @@ def engines_of(cluster: ClusterConfig, folder: Path, say: Say) -> Iterator[Engin
             yield engines
         return
     with _embedded(cluster, folder, say) as embedded:
-        engines = Engines(tuple(embedded.prefill_urls), tuple(embedded.decode_urls))
+        kv_events = kv_events_of(embedded.engines)
+        engines = Engines(tuple(embedded.prefill_urls), tuple(embedded.decode_urls), kv_events=kv_events)
         yield engines
         engines.kept_pace = all(report.kept for report in embedded.pacing().values())
         for line in embedded.pacing_lines():
@@ -125,7 +130,7 @@ def engines_of(cluster: ClusterConfig, folder: Path, say: Say) -> Iterator[Engin
 @contextmanager
 def _paced(cluster: ClusterConfig, say: Say) -> Iterator[Engines]:
     """Engines that run already; how paced ones kept their pace during the block is said at its end."""
-    engines = Engines(cluster.prefill_urls, cluster.decode_urls)
+    engines = Engines(cluster.prefill_urls, cluster.decode_urls, kv_events=known_kv_events())
     if cluster.kind != VLLM_CPU:
         yield engines
         return
@@ -188,6 +193,7 @@ def send_through_router(
         seed=policy.seed,
         cluster_kind=cluster.kind,
         dilation=cluster.dilation,
+        kv_events=engines.kv_events,
         arguments=[
             *("--hardware", cluster.hardware),
             *(("--calibration", str(policy.calibration)) if policy.calibration is not None else ()),

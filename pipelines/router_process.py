@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Self
 import httpx
 
 from serve_table.errors import ClusterError
+from serve_table.kv_endpoint import NOWHERE
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -24,7 +25,7 @@ STOP_TIMEOUT_S = 30.0
 class RouterProcess:
     """A router in front of the given engines; a context manager that starts it and ends it in good order.
 
-    arguments: further flags of `rutter serve`. log: where its output goes.
+    kv_events: endpoints by engine URL. arguments: further flags of `rutter serve`. log: where its output goes.
     """
 
     prefill_urls: Sequence[str]
@@ -38,6 +39,7 @@ class RouterProcess:
     seed: int = 0
     cluster_kind: str = "existing"
     dilation: float = 1.0
+    kv_events: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     url: str = ""
     _process: subprocess.Popen[bytes] | None = None
@@ -52,6 +54,7 @@ class RouterProcess:
             words += ["--policy-params", json.dumps(self.policy_params)]
         if self.artifact is not None:
             words += ["--artifact", str(self.artifact)]
+        words += kv_event_flags(self.prefill_urls, self.decode_urls, self.kv_events)
         return [*words, *self.arguments]
 
     def __enter__(self) -> Self:
@@ -103,6 +106,15 @@ class RouterProcess:
                 pass
             time.sleep(0.1)
         raise ClusterError(f"the router was not ready within {READY_TIMEOUT_S:.0f} s; its log is {self.log}")
+
+
+def kv_event_flags(prefill_urls: Sequence[str], decode_urls: Sequence[str], kv_events: Mapping[str, str]) -> list[str]:
+    """The flags of `rutter serve` for engines that publish KV events, by their URLs."""
+    words: list[str] = []
+    for flag, urls in (("--prefill-kv-events", prefill_urls), ("--decode-kv-events", decode_urls)):
+        if any(url in kv_events for url in urls):
+            words += [flag, *(kv_events.get(url, NOWHERE) for url in urls)]
+    return words
 
 
 def free_port() -> int:

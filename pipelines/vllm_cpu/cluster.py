@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipelines.cluster_state import EngineRecord
+from pipelines.cluster_state import EngineRecord, kv_events_of
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
 from pipelines.engine_cluster import HOST, EngineCluster, Say, say_on_stderr
 from pipelines.engine_process import ask
@@ -69,8 +69,8 @@ class VllmCpuCluster(EngineCluster):
 
     @property
     def kv_event_endpoints(self) -> dict[str, str]:
-        """Where each engine's KV events can be subscribed to, by its URL."""
-        return {engine.url: engine.kv_events for engine in self.engines if engine.kv_events is not None}
+        """Where each engine's KV events come from, by its URL, as `rutter serve` takes it."""
+        return kv_events_of(self.engines)
 
     def start_processes(self, folder: Path) -> None:
         names = self.plan.names
@@ -88,7 +88,7 @@ class VllmCpuCluster(EngineCluster):
             role="prefill" if name.startswith("prefill") else "decode",
             url=f"http://{HOST}:{ports.http}",
             log=str(folder / f"{name}.log"),
-            kv_events=f"tcp://{HOST}:{ports.kv_events}",
+            kv_events=ports.kv_endpoint,
         )
         flags = engine_flags(self.plan, ports, model_folder)
         self.add(start_engine(record, self._python, flags, ports, folder))

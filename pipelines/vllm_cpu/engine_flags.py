@@ -18,6 +18,8 @@ DEFAULT_DILATION = 8.0
 BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes multiples of it only."""
 
+PORTS_OF_ENGINE = 4
+
 WORKER = "pipelines.vllm_cpu.paced_worker.PacedWorker"
 
 ENVIRONMENT = {
@@ -38,19 +40,26 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class EnginePorts:
-    """http, side_channel (NIXL's handshakes), kv_events."""
+    """http, side_channel (NIXL's handshakes), kv_events, kv_replay (KV events that were missed)."""
 
     http: int
     side_channel: int
     kv_events: int
+    kv_replay: int
+
+    @property
+    def kv_endpoint(self) -> str:
+        """Where the KV events come from, as `rutter serve` takes it."""
+        return f"tcp://{HOST}:{self.kv_events},tcp://{HOST}:{self.kv_replay}"
 
 
 @dataclass(frozen=True)
 class VllmCpuPlan:
     """What to start. profile: its KV blocks are of BLOCK_TOKENS, whatever the hardware's are.
 
-    lease_s: engine seconds for which a prefill leg's KV is held. base_port: of 3 ports an engine, one after the
-    other (HTTP of all, then side channels, then KV events); None takes free ones. Raises ConfigError.
+    lease_s: engine seconds for which a prefill leg's KV is held. base_port: of PORTS_OF_ENGINE ports an engine, one
+    after the other (HTTP of all, then side channels, KV events and their replay); None takes free ones. Raises
+    ConfigError.
     """
 
     n_prefill: int
@@ -71,7 +80,7 @@ class VllmCpuPlan:
             raise ConfigError(f"lease is {self.lease_s} s: must be above 0")
         if self.kv_blocks < 2:
             raise ConfigError(f"KV of {self.profile.kv_tokens} tokens holds no request: give at least two blocks")
-        n_ports = 3 * len(self.names)
+        n_ports = PORTS_OF_ENGINE * len(self.names)
         if self.base_port is not None and not 0 < self.base_port <= 65536 - n_ports:
             raise ConfigError(f"--base-port {self.base_port}: {n_ports} ports from there on must be in 1-65535")
 
@@ -111,6 +120,7 @@ def engine_flags(plan: VllmCpuPlan, ports: EnginePorts, model_folder: Path) -> l
     }
     # The star makes vLLM bind the port instead of connecting to it; the worker narrows it to this machine.
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{ports.kv_events}"}
+    events["replay_endpoint"] = f"tcp://{HOST}:{ports.kv_replay}"
     named = {
         "--model": model_folder,
         "--served-model-name": plan.model_name,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.engine_cluster import HOST
-from pipelines.vllm_cpu.engine_flags import EnginePorts, VllmCpuPlan
+from pipelines.vllm_cpu.engine_flags import PORTS_OF_ENGINE, EnginePorts, VllmCpuPlan
 from serve_table.errors import ClusterError
 
 ENGINE_BYTES = 1_100_000_000
@@ -49,13 +49,13 @@ def choose_ports(plan: VllmCpuPlan) -> list[EnginePorts]:
     """Ports for each engine. ClusterError names one that is in use."""
     n = len(plan.names)
     if plan.base_port is not None:
-        ports = list(range(plan.base_port, plan.base_port + 3 * n))
+        ports = list(range(plan.base_port, plan.base_port + PORTS_OF_ENGINE * n))
         for port in ports:
             _require_free(port)
     else:
         found = _free_ports()
-        ports = [next(found) for _ in range(3 * n)]
-    return [EnginePorts(ports[i], ports[n + i], ports[2 * n + i]) for i in range(n)]
+        ports = [next(found) for _ in range(PORTS_OF_ENGINE * n)]
+    return [EnginePorts(*ports[i::n]) for i in range(n)]
 
 
 def _free_ports() -> Iterator[int]:

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from pipelines.cluster_state import ClusterState, EngineRecord, known_kv_events, write_state
 from pipelines.live_run import (
     DEFAULT_DILATION,
     ClusterConfig,
@@ -57,6 +58,19 @@ def test_existing_engines_are_asked_whether_they_are_up(tmp_path: Path, monkeypa
         assert engines.kept_pace
     assert said == []
     assert asked == ["GET http://p0/health", "GET http://d0/health", "GET http://d1/health"]
+
+
+def test_kv_events_of_clusters_started_here_are_known_by_url(tmp_path: Path) -> None:
+    assert known_kv_events(tmp_path) == {}
+    engines = [
+        EngineRecord(name="decode-0", role="decode", url="http://d0", log="", kv_events="tcp://d0:1,tcp://d0:2"),
+        EngineRecord(name="decode-1", role="decode", url="http://d1", log=""),
+    ]
+    settings = {"kind": "vllm-cpu", "hardware": "a40-3b", "dilation": 8.0, "kv_tokens": 60_000, "model": "m"}
+    state = ClusterState(name="one", started="now", ready=True, engines=engines, **settings)  # type: ignore[arg-type]
+    (tmp_path / "one").mkdir()
+    write_state(state, tmp_path / "one")
+    assert known_kv_events(tmp_path) == {"http://d0": "tcp://d0:1,tcp://d0:2"}
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_its_command_line_carries_everything_it_was_given(tmp_path: Path) -> Non
         seed=9,
         cluster_kind="emulated",
         dilation=2.0,
+        kv_events={"http://p1": "tcp://p1:1,tcp://p1:2", "http://d0": "tcp://d0:1", "http://other": "tcp://x:1"},
         arguments=["--hardware", "a40-3b"],
     )
     words = router.command(1234)
@@ -112,6 +113,8 @@ def test_its_command_line_carries_everything_it_was_given(tmp_path: Path) -> Non
         ("--policy", "length_threshold"),
         ("--prefill", "http://p0", "http://p1"),
         ("--decode", "http://d0"),
+        ("--prefill-kv-events", "-", "tcp://p1:1,tcp://p1:2"),
+        ("--decode-kv-events", "tcp://d0:1"),
         ("--journal", str(tmp_path / "journal")),
         ("--policy-params", '{"threshold_tokens": 100.0}'),
         ("--artifact", str(tmp_path / "a.safetensors")),

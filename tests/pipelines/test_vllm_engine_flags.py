@@ -13,7 +13,7 @@ from pipelines.vllm_cpu.pace import PACE_KEY, PaceConfig
 from serve_table.errors import ConfigError
 from serve_table.step_time import A40_3B
 
-PORTS = EnginePorts(http=1001, side_channel=1002, kv_events=1003)
+PORTS = EnginePorts(http=1001, side_channel=1002, kv_events=1003, kv_replay=1004)
 
 
 def told(plan: VllmCpuPlan) -> dict[str, str]:
@@ -45,7 +45,9 @@ def test_the_lease_is_stretched_like_all_times() -> None:
 def test_ports_are_the_engine_s_own() -> None:
     flags = told(VllmCpuPlan(1, 1, A40_3B))
     assert (flags["--host"], flags["--port"]) == ("127.0.0.1", "1001")
-    assert json.loads(flags["--kv-events-config"])["endpoint"] == "tcp://*:1003"
+    events = json.loads(flags["--kv-events-config"])
+    assert (events["endpoint"], events["replay_endpoint"]) == ("tcp://*:1003", "tcp://127.0.0.1:1004")
+    assert PORTS.kv_endpoint == "tcp://127.0.0.1:1003,tcp://127.0.0.1:1004"
     assert engine_environment(PORTS)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "1002"
 
 
@@ -63,7 +65,7 @@ def test_blocks_are_of_32_tokens_whatever_the_hardware_s_are() -> None:
         ({"dilation": float("nan")}, "dilation is nan"),
         ({"lease_s": 0.0}, "lease is 0.0"),
         ({"profile": replace(A40_3B, kv_tokens=63)}, "KV of 63 tokens"),
-        ({"base_port": 65_531}, "--base-port 65531: 6 ports"),
+        ({"base_port": 65_529}, "--base-port 65529: 8 ports"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:

@@ -9,12 +9,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_table.endpoints import ENDPOINTS
+from serve_table.endpoints import ENDPOINTS, Endpoint
 from serve_table.errors import ConfigError
 from serve_table.features import BytesPerToken, FileTokenizer, PromptFeatures, PromptReader
 from serve_table.prefix_index import PrefixIndex
 from serve_table.prompt import Prompt, read_prompt
-from serve_table.request_body import parse_fields
+from serve_table.request_body import is_taken_as_it_is, parse_fields
 
 CHAT, COMPLETIONS = ENDPOINTS["/v1/chat/completions"], ENDPOINTS["/v1/completions"]
 RESPONSES = ENDPOINTS["/v1/responses"]
@@ -140,6 +140,41 @@ def test_a_tokenizer_gives_exact_lengths(tmp_path: Path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     measured = measure("a b c d e", tokenizer=FileTokenizer(tmp_path))
     assert (measured.tokens, measured.source) == (5.0, "tokenizer")
+
+
+def test_token_ids_are_known_only_where_engines_take_the_prompt_as_it_is(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    prompts = reader(tokenizer=FileTokenizer(tmp_path))
+    assert prompts.measure(prompt([4, 5]), b"m", is_taken_as_it_is=True).token_ids == [4, 5]
+    assert prompts.measure(prompt([4, 5]), b"m").token_ids is None
+    known = prompts.measure(prompt("a b a"), b"m", is_taken_as_it_is=True)
+    assert known.token_ids == [0, 1, 0]
+    assert prompts.measure(chat("a b a"), b"m", is_taken_as_it_is=True).token_ids is None
+    assert reader().measure(prompt("a b a"), b"m", is_taken_as_it_is=True).token_ids is None
+    # An engine that counts otherwise has another tokenizer.
+    prompts.observe(prompt("a b a"), 3, known)
+    assert prompts.measure(prompt("a"), b"m", is_taken_as_it_is=True).token_ids == [0]
+    prompts.observe(prompt("a b a"), 4, known)
+    after = prompts.measure(prompt("a"), b"m", is_taken_as_it_is=True)
+    assert (after.token_ids, after.tokens, after.source) == (None, 1.0, "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "as_it_is"),
+    [
+        (COMPLETIONS, {}, True),
+        (COMPLETIONS, {"add_special_tokens": True, "truncate_prompt_tokens": None}, True),
+        (COMPLETIONS, {"add_special_tokens": False}, False),
+        (COMPLETIONS, {"truncate_prompt_tokens": 100}, False),
+        (COMPLETIONS, {"prompt_embeds": "AAAA"}, False),
+        (CHAT, {}, False),
+        (RESPONSES, {}, False),
+    ],
+)
+def test_which_prompts_engines_take_as_they_are(endpoint: Endpoint, fields: dict[str, Any], as_it_is: bool) -> None:
+    assert is_taken_as_it_is(parse_fields(json.dumps(fields).encode()), endpoint) == as_it_is
 
 
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def test_f19_strict_reading_stops_at_the_first_broken_line(tmp_path: Path) -> No
         list(JournalReader([tmp_path], strict=True))
 
 
+def test_rows_from_before_kv_events_are_read(tmp_path: Path) -> None:
+    old = json.loads(LINES[0])
+    del old["cached_tokens_source"]
+    rows, reader = read(json.dumps(old).encode() + b"\n", tmp_path)
+    assert ([row.cached_tokens_source for row in rows], reader.broken) == ([None], [])
+
+
 def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
     rows, reader = read(b"\n\r\n" + WHOLE + b"\n", tmp_path)
     assert (rows, reader.broken) == (ROWS, [])
