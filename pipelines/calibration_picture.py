@@ -67,11 +67,8 @@ def _panel(
         xs, ys = np.array(line).T
         axes.plot(xs, ys, color=FITTED, linewidth=1.2)
         if group is not None:
-            axes.annotate(
-                f"{group} tokens each", (xs[-1], ys[-1]), fontsize=8, xytext=(4, 0), textcoords="offset points"
-            )
-    if parted:
-        axes.margins(x=0.2)
+            label = f"{group} tokens each"
+            axes.annotate(label, (xs[-1], ys[-1]), fontsize=8, ha="right", xytext=(-6, 2), textcoords="offset points")
     if log:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

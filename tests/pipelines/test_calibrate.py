@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from emulated_engines import FAST, MODEL, emulated_engine, emulated_pair
 from measured_points import TRUTH, all_points, spoilt
-from small_runs import TRAIN, Rutter, simulated_collection
+from small_runs import FAST as FAST_COLLECTION
+from small_runs import TRAIN, Rutter, journal_rows, simulated_collection
 from sse_stub import stream_tokens, stub_server
 
 from learn.calibration import NAMES
@@ -27,13 +28,14 @@ from pipelines.cluster_state import ClusterState, EngineRecord, write_state
 from pipelines.emulated.cluster import start_emulated
 from pipelines.progress import Progress
 from pipelines.stages import Run
+from serve_table.artifact import SloMetadata
 from serve_table.artifact import load as load_artifact
 from serve_table.calibration import Calibration, load, save
 from serve_table.errors import ClusterError, ConfigError, EngineError
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
-QUICK = ["--rounds", "2", "--max-batch", "8", "--kv-tokens", "10000", "--budget-s", "60"]
+QUICK = ["--rounds", "1", "--max-batch", "8", "--kv-tokens", "10000", "--budget-s", "60"]
 TARGET = Target(("http://p",), ("http://d",), "emulated-not-asked", 1.0, "m", A40_3B)
 
 
@@ -293,3 +295,15 @@ def test_train_puts_the_calibration_into_the_artifact_and_trains_anew_for_anothe
 
 def candidate(run: Run) -> Path:
     return run.output_path(run.latest("train"), "candidate")
+
+
+@pytest.mark.slow
+def test_collect_hands_the_calibration_s_targets_to_its_router(rutter: Rutter, tmp_path: Path) -> None:
+    impossible = [SloMetadata(name, 0.0, 1e-9, 1e-9) for name in ("loose", "tight")]
+    save(msgspec.structs.replace(made(), slo=impossible), tmp_path / "calibration.json")
+    words = ["--run-dir", tmp_path / "run", *FAST_COLLECTION, "--calibration", tmp_path / "calibration.json"]
+    ended = rutter("collect", *words)
+    assert ended.status == 0, ended.error
+    answered = [row for row in journal_rows(tmp_path / "run") if row.status == "ok"]
+    assert len(answered) > 100
+    assert not any(row.slo_met for row in answered)
