@@ -20,6 +20,8 @@ class BlockKeys:
 
     def of_block(self, index: int) -> bytes:
         """In vLLM's order, as its events give them."""
+        if self.adapter is None and (self.cache_salt is None or index > 0):
+            return b""
         names = [self.adapter, self.cache_salt if index == 0 else None]
         return encoded_keys([name for name in names if name is not None])
 
