@@ -28,14 +28,14 @@ from pipelines.cluster_state import ClusterState, EngineRecord, write_state
 from pipelines.emulated.cluster import start_emulated
 from pipelines.progress import Progress
 from pipelines.stages import Run
-from serve_table.artifact import SloMetadata
 from serve_table.artifact import load as load_artifact
+from serve_table.artifact_metadata import SloMetadata
 from serve_table.calibration import Calibration, load, save
 from serve_table.errors import ClusterError, ConfigError, EngineError
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
-QUICK = ["--rounds", "1", "--max-batch", "8", "--kv-tokens", "10000", "--budget-s", "60"]
+QUICK = ["--rounds", "1", "--max-batch", "8", "--kv-tokens", "24000", "--budget-s", "60"]
 TARGET = Target(("http://p",), ("http://d",), "emulated-not-asked", 1.0, "m", A40_3B)
 
 
