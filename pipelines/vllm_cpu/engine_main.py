@@ -8,6 +8,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import time
 
 from pipelines.lifeline import watch_lifeline
@@ -33,7 +34,12 @@ def main() -> None:
     os.set_inheritable(lifeline_fd, False)
     os.environ[LEADER_VARIABLE] = str(os.getpid())
     watch_lifeline(lifeline_fd, end_session)
-    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+    # Until vLLM has its own handler; without one a signal would leave the folder below.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # vLLM leaves sockets and rendezvous files in the temporary folder.
+    with tempfile.TemporaryDirectory(prefix="rutter-engine-", ignore_cleanup_errors=True) as scratch:
+        os.environ["TMPDIR"] = tempfile.tempdir = scratch
+        runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
