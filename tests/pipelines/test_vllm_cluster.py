@@ -28,6 +28,7 @@ STUB = Path(__file__).parent / "stub_vllm"
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(STUB))
     monkeypatch.setattr("pipelines.vllm_cpu.cluster.VllmCpuCluster.poll_s", 0.02)
