@@ -12,7 +12,8 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 from threadpoolctl import threadpool_limits
 
-from serve_table.artifact import FEATURE_NAMES, MAX_CLUSTERS
+from serve_table.artifact import MAX_CLUSTERS
+from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.errors import ConfigError, JournalError
 from serve_table.predictor import DEFAULT_OUTPUT_TOKENS
 
@@ -21,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 N_LENGTHS = len(FEATURE_NAMES) - 1
 MAX_TOKENS = 1e12
-"""As `serve_table.decision.length_bin` caps a length."""
+"""As `serve_table.lookup.length_bin` caps a length."""
 
 DEFAULT_K_RANGE = (2, 8)
 CLEAR_SILHOUETTE = 0.5

@@ -21,7 +21,7 @@ def _sources_digest() -> str:
         # core.py has the constants and layouts that compiled functions freeze.
         if b"learn.compiled" in text or source.name == "core.py":
             digest.update(text)
-    for name in ("decision.py", "step_time.py"):
+    for name in ("decision.py", "lookup.py", "placement.py", "situation.py", "step_time.py"):
         digest.update((root.parent / "serve_table" / name).read_bytes())
     return digest.hexdigest()[:16]
 

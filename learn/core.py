@@ -150,19 +150,7 @@ def new_core(
         raise ConfigError(
             f"max_num_batched_tokens {profile.max_num_batched_tokens} is below max_num_seqs {profile.max_num_seqs}"
         )
-    kv_blocks = profile.kv_tokens // profile.block_tokens
-    engines = np.recarray(n_engines, dtype=ENGINE)
-    engines.view(np.uint8)[:] = 0
-    for name in ("prefilling", "waiting_head", "waiting_tail", "loaded_head", "loaded_tail", "lru_head", "lru_tail"):
-        engines[name] = NONE
-    engines["free_blocks"] = engines["kv_blocks"] = kv_blocks
-    engines["max_num_seqs"] = profile.max_num_seqs
-    engines["max_num_batched_tokens"] = profile.max_num_batched_tokens
-    engines["block_tokens"] = profile.block_tokens
-    engines["entry_tokens"] = entry_tokens
-    engines["entry_blocks"] = entry_tokens // profile.block_tokens
-    engines["macro_steps"] = int(macro_steps)
-    engines["step_time"] = profile.step.as_list()
+    engines = _idle_engines(profile, n_engines, entry_tokens, macro_steps)
     sequences = np.recarray(n_sequences, dtype=SEQUENCE)
     sequences.view(np.uint8)[:] = 0
     sequences["next"] = sequences["previous"] = NONE
@@ -170,6 +158,7 @@ def new_core(
     pull_room = (n_engines, n_sequences + 1)
     entries = (n_engines, max(n_entries, 1))
     # One run a block at most, and one more for what an evicted entry leaves over.
+    kv_blocks = profile.kv_tokens // profile.block_tokens
     ring = (n_engines, kv_blocks + 2)
     core = Core(
         engines=engines,
@@ -193,3 +182,21 @@ def new_core(
     core.ring_count[:, 0] = kv_blocks
     engines["ring_size"] = 1
     return core
+
+
+def _idle_engines(profile: HardwareProfile, n_engines: int, entry_tokens: int, macro_steps: bool) -> Any:
+    """Records (n_engines,) of engines with nothing to do."""
+    kv_blocks = profile.kv_tokens // profile.block_tokens
+    engines = np.recarray(n_engines, dtype=ENGINE)
+    engines.view(np.uint8)[:] = 0
+    for name in ("prefilling", "waiting_head", "waiting_tail", "loaded_head", "loaded_tail", "lru_head", "lru_tail"):
+        engines[name] = NONE
+    engines["free_blocks"] = engines["kv_blocks"] = kv_blocks
+    engines["max_num_seqs"] = profile.max_num_seqs
+    engines["max_num_batched_tokens"] = profile.max_num_batched_tokens
+    engines["block_tokens"] = profile.block_tokens
+    engines["entry_tokens"] = entry_tokens
+    engines["entry_blocks"] = entry_tokens // profile.block_tokens
+    engines["macro_steps"] = int(macro_steps)
+    engines["step_time"] = profile.step.as_list()
+    return engines

@@ -9,7 +9,7 @@ from scipy import stats
 
 from learn.simulation import Simulated, Topology, simulate
 from learn.trace import Trace
-from serve_table.artifact import Score
+from serve_table.artifact_metadata import Score
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.slo import SloTargets

@@ -1,7 +1,7 @@
 """Journal rows to a typed frame for training; every row that is not used is counted by its reason.
 
 One rule for missing values, equal in router and trainer: a length that is missing counts as 0 tokens when a
-cluster is looked up (`serve_table.decision.length_bin`, `learn.clusters.Clusters.assign`), and rows that miss a
+cluster is looked up (`serve_table.lookup.length_bin`, `learn.clusters.Clusters.assign`), and rows that miss a
 feature are not used to learn. A missing outcome stays null and is ignored by the objectives that need it.
 """
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from learn.drops import REASONS, DropReport, require_rows
-from serve_table.artifact import FEATURE_NAMES
-from serve_table.decision import ACTION_NAMES, Features, features_of
+from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
 from serve_table.replay import request_and_fleet
+from serve_table.situation import ACTION_NAMES, Features, features_of
 
 COLUMNS = {
     "request_id": "string",
@@ -58,7 +58,7 @@ COLUMNS = {
     "tpot_target_s": "float64",
     "slo_met": "boolean",
 }
-"""Column to pandas type. Features are those of `serve_table.decision.Features`; action and executed index
+"""Column to pandas type. Features are those of `serve_table.situation.Features`; action and executed index
 ACTION_NAMES; float columns hold NaN, the others pandas.NA where the journal has null."""
 
 OUTCOMES = ("ttft_s", "tpot_s", "output_tokens", "slo_met")

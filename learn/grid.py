@@ -43,7 +43,7 @@ class Grid:
         return N_CLASSES * math.prod(self.bins)
 
     def cells(self, features: Floats) -> Ints:
-        """Cell (n,) of each row of features (n, 5), as `serve_table.decision.cluster_of` indexes its table."""
+        """Cell (n,) of each row of features (n, 5), as `serve_table.lookup.cluster_of` indexes its table."""
         axes = [
             length_bins(scale, n, features[:, axis])
             for axis, (scale, n) in enumerate(zip(self.scale, self.bins, strict=True))

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from learn.trace import Trace
-from serve_table.decision import ACTION_NAMES, NO_ENGINE
 from serve_table.errors import TraceError
 from serve_table.journal import Row
+from serve_table.situation import ACTION_NAMES, NO_ENGINE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

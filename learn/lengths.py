@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from serve_table.decision import length_bin
 from serve_table.errors import ConfigError
+from serve_table.lookup import length_bin
 from serve_table.predictor import DEFAULT_OUTPUT_TOKENS, LengthPredictor
 
 Floats = npt.NDArray[np.float64]

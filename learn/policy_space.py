@@ -12,6 +12,7 @@ from learn.regimes import Regimes
 from learn.table import CompiledTable, Costs
 from serve_table import decision
 from serve_table.policy import DYNAMO_POLICIES, PlacementParams, Policy, policy
+from serve_table.situation import LOCAL, REMOTE
 
 Space = dict[str, BaseDistribution]
 Params = Mapping[str, Any]
@@ -73,7 +74,7 @@ def table_point(compiled: CompiledTable, params: Params) -> TablePoint:
         decode_local_prefill=params["decode_local_prefill"],
         decode_uncached=params["decode_uncached"],
     )
-    actions = np.where(local, decision.LOCAL, decision.REMOTE).astype(np.uint8).ravel()
+    actions = np.where(local, LOCAL, REMOTE).astype(np.uint8).ravel()
     return TablePoint(actions, placement, regimes)
 
 

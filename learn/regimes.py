@@ -24,7 +24,7 @@ class Regimes:
         return (len(self.prefill_edges_tokens) + 1) * (len(self.decode_edges_requests) + 1)
 
     def of(self, pressures: Floats) -> Ints:
-        """Regime (n,) of pressures (n, 2) in tokens and requests, as `serve_table.decision.regime_of`."""
+        """Regime (n,) of pressures (n, 2) in tokens and requests, as `serve_table.lookup.regime_of`."""
         known = np.nan_to_num(pressures, nan=0.0, posinf=np.inf)
         prefill = np.searchsorted(self.prefill_edges_tokens, known[:, 0], side="right")
         decode = np.searchsorted(self.decode_edges_requests, known[:, 1], side="right")

@@ -11,9 +11,9 @@ from learn.events import new_events
 from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, new_fleet, run, table_arrays
 from learn.trace import Trace
 from serve_table.artifact import empty_table
-from serve_table.decision import REMOTE
 from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy
+from serve_table.situation import REMOTE
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
 

@@ -15,8 +15,9 @@ from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, Events, drop_first_event, push_event
 from learn.kv_cache import cached_entries
 from learn.planned_steps import interrupt, settle_blocks
-from serve_table import decision, step_time
-from serve_table.decision import Decision, Draws, Fleet, Request, Table
+from serve_table import decision, situation, step_time
+from serve_table.lookup import Table
+from serve_table.situation import Decision, Draws, Fleet, Request
 
 decide = compile_with_callees(decision.decide)
 handoff_time_s = compile_with_callees(step_time.handoff_time_s)
@@ -102,7 +103,7 @@ def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, req
     d = chosen.decode
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
-    if chosen.action == decision.REMOTE:
+    if chosen.action == situation.REMOTE:
         uncached = request.prompt_tokens - request.prefill_cached_tokens[chosen.prefill]
         state.prefill_uncached[i] = uncached
         fleet.prefill_requests[chosen.prefill] += 1.0
@@ -163,7 +164,7 @@ def _arrive(
     outcome.decode[i] = chosen.decode
     outcome.propensity[i] = chosen.propensity
     _reserve(load, fleet, state, i, chosen, request)
-    if chosen.action == decision.REMOTE:
+    if chosen.action == situation.REMOTE:
         _make_sequence(core, load, i, 2 * i, PREFILL_LEG)
         _make_sequence(core, load, i, 2 * i + 1, PULL)
         return 2 * i
@@ -191,7 +192,7 @@ def _complete(
     for k in range(engine.first_tokens):
         i = core.first_tokens[e, k] // 2
         outcome.first_token_s[i] = engine.step_end_s
-        if outcome.action[i] == decision.LOCAL:
+        if outcome.action[i] == situation.LOCAL:
             fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
             outcome.cached_tokens[i] = core.sequences[2 * i + 1].cached_tokens
     for k in range(engine.finished):

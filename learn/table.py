@@ -15,18 +15,10 @@ from learn.frame import CleanFrame
 from learn.grid import MAX_CELLS, Grid, choose_grid, fill_cells
 from learn.lengths import LengthQuantiles
 from learn.regimes import DEFAULT_SHAPE, MIN_ROWS, Regimes, cell_counts, fit_regimes
-from serve_table.artifact import (
-    FEATURE_NAMES,
-    FORMAT_VERSION,
-    MAX_BYTES,
-    Artifact,
-    Metadata,
-    Score,
-    SloMetadata,
-    validated,
-)
-from serve_table.decision import Table
+from serve_table.artifact import MAX_BYTES, Artifact, validated
+from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadata, Score, SloMetadata
 from serve_table.errors import ArtifactError
+from serve_table.lookup import Table
 from serve_table.policy import PlacementParams
 from serve_table.slo import SloTargets
 from serve_table.step_time import Handoff, StepTime

@@ -28,7 +28,7 @@ from learn.simulation import Topology
 from learn.study import Best, StoredStudy
 from learn.table import CompiledTable, compile_table
 from learn.trace import Trace, joined
-from serve_table.artifact import FEATURE_NAMES
+from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.policy import Policy
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile

@@ -19,10 +19,10 @@ from pipelines.bench_simulator import Setting, measured_speeds, mixed_traces
 from pipelines.bench_timing import Spread, spread, this_machine
 from pipelines.progress import Progress
 from serve_table.artifact import write_atomically
-from serve_table.decision import features_of
 from serve_table.errors import ArtifactError, RunError, RutterError
 from serve_table.policy import Policy, policy
 from serve_table.predictor import LengthPredictor
+from serve_table.situation import features_of
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 

@@ -17,9 +17,10 @@ from learn.trace import Floats, Trace
 from pipelines.bench_timing import collector_off
 from pipelines.workloads import HASH_BLOCK_TOKENS, make_workload
 from serve_table import artifact
-from serve_table.artifact import Artifact, Score
-from serve_table.decision import LOCAL, REMOTE
+from serve_table.artifact import Artifact
+from serve_table.artifact_metadata import Score
 from serve_table.policy import POLICIES, PlacementParams, policy
+from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import SloTargets
 
 DEFAULT_ARTIFACT = Path("artifacts/default.safetensors")

@@ -8,9 +8,10 @@ import numpy as np
 
 from pipelines.bench_timing import collector_off
 from pipelines.workloads import HASH_BLOCK_TOKENS, make_workload
-from serve_table.decision import REMOTE, Draws, Features, Fleet, Request, Table, action_of, cluster_of, regime_of
+from serve_table.lookup import Table, action_of, cluster_of, regime_of
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
+from serve_table.situation import REMOTE, Draws, Features, Fleet, Request
 
 CACHED_REQUESTS_SHARE = 0.5
 """Of the requests that are decided: as many have part of their prompt in some engines' caches."""

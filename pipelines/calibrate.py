@@ -25,7 +25,7 @@ from pipelines.engine_urls import engine_urls
 from pipelines.live_run import EMULATED, EXISTING
 from pipelines.progress import Progress
 from pipelines.vllm_cpu import cluster as vllm_cluster
-from serve_table.artifact import SloMetadata
+from serve_table.artifact_metadata import SloMetadata
 from serve_table.calibration import Calibration, save
 from serve_table.context import CLUSTER_KINDS
 from serve_table.errors import ClusterError, ConfigError

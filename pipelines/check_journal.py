@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from serve_table.artifact import load
-from serve_table.decision import ACTION_NAMES, NO_ENGINE
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
 from serve_table.policy import Policy, policy
 from serve_table.replay import redecide
+from serve_table.situation import ACTION_NAMES, NO_ENGINE
 
 SHOWN_BROKEN_LINES = 20
 

@@ -17,7 +17,8 @@ from learn.trace import Trace, joined
 from pipelines.stages import add_run_arguments, run_from
 from pipelines.train import Baselines, TrainConfig, journal_runs, training_end
 from pipelines.workload_spec import HELD_OUT_SEED, held_out
-from serve_table.artifact import Artifact, Score, load, save
+from serve_table.artifact import Artifact, load, save
+from serve_table.artifact_metadata import Score
 from serve_table.errors import ConfigError
 from serve_table.policy import policy
 from serve_table.step_time import hardware_profile

@@ -5,14 +5,15 @@ import math
 from dataclasses import dataclass
 
 from serve_table.context import RouterContext
-from serve_table.decision import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request, least
 from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import common_source
 from serve_table.errors import ConfigError, RequestError
 from serve_table.fleet import Engine, Reservation
+from serve_table.placement import least
 from serve_table.prompt import Prompt, read_prompt
 from serve_table.record import Admission, Record, action_name
 from serve_table.request_body import Fields, expressible_as_handle, is_taken_as_it_is, output_limit_tokens, read
+from serve_table.situation import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request
 from serve_table.slo import SloTargets
 
 logger = logging.getLogger("rutter")

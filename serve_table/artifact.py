@@ -16,22 +16,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from serve_table.decision import LOCAL, REMOTE, Table
+from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadata
 from serve_table.errors import ArtifactError, ConfigError
+from serve_table.lookup import Table
 from serve_table.predictor import LengthPredictor
+from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import SloClass, SloTargets
 from serve_table.step_time import Handoff, StepTime
 
-FORMAT_VERSION = 1
 MAX_BYTES = 64 * 1024
 MAX_CLUSTERS = 64
-FEATURE_NAMES = (
-    "prompt_tokens",
-    "uncached_prefill_tokens",
-    "uncached_decode_tokens",
-    "predicted_output_tokens",
-    "slo_class",
-)
 
 # name -> (dtype, number of dimensions)
 ARRAYS = {
@@ -55,61 +49,11 @@ ARRAYS = {
 N_PLACEMENT = 7
 
 
-class Score(msgspec.Struct, frozen=True):
-    """Held-out result of one policy; low and high bound goodput's 95 % interval over seeds."""
-
-    policy: str
-    goodput: float
-    goodput_low: float
-    goodput_high: float
-    ttft_p90_s: float | None
-    ttft_p99_s: float | None
-    tpot_p90_s: float | None
-
-
-class SloMetadata(msgspec.Struct, frozen=True):
-    name: str
-    ttft_base_s: float
-    ttft_per_prompt_token_s: float
-    tpot_s: float
-
-
-class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything about an artifact that is not an array. No clock time: equal inputs give equal bytes.
-
-    journal_last_time: Unix time of the last journal row, so that constants and targets show their age.
-    calibrated_time: Unix time of the calibration that the constants and targets began from; None without one.
-    table_agreement: share of journal rows that the dense table puts in the same cluster as exact k-means.
-    """
-
-    format_version: int
-    feature_names: list[str]
-    slo: list[SloMetadata]
-    cluster_kind: str
-    dilation: float
-    prefill_engines: int
-    decode_engines: int
-    workload: str
-    journal_rows: int
-    journal_dropped: dict[str, int]
-    journal_digests: list[str]
-    journal_last_time: float | None
-    seed: int
-    sampler: str
-    search_jobs: int
-    trials: int
-    study: str
-    table_agreement: float
-    held_out: list[Score]
-    library_versions: dict[str, str]
-    calibrated_time: float | None = None
-
-
 @dataclass(frozen=True)
 class Artifact:
     """Arrays as `ARRAYS` lists them, and their metadata. Build through `validated`, which raises ArtifactError.
 
-    clusters and actions as in `decision.Table`; inherited (n_clusters * n_regimes,): 1 where a cell had too few
+    clusters and actions as in `lookup.Table`; inherited (n_clusters * n_regimes,): 1 where a cell had too few
     journal rows, so that its action follows from its cluster's rule alone. placement (7,): params of the table policy.
     length_quantiles_tokens (n_bins, n_levels). overhead_s (1,): router and HTTP time of a leg. centres_tokens
     (n_clusters, 5) in the order of FEATURE_NAMES. counts (n_clusters,).

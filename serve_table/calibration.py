@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from serve_table.artifact import SloMetadata, write_atomically
+from serve_table.artifact import write_atomically
+from serve_table.artifact_metadata import SloMetadata
 from serve_table.errors import ConfigError
 from serve_table.slo import CLASS_NAMES, SloClass, SloTargets
 from serve_table.step_time import Handoff, StepTime

@@ -6,9 +6,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_table.artifact import FEATURE_NAMES, Artifact, load
+from serve_table.artifact import Artifact, load
+from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.calibration import age_text
-from serve_table.decision import (
+from serve_table.errors import ConfigError, JournalError
+from serve_table.journal import JournalReader, Row
+from serve_table.lookup import action_of, cluster_of, regime_of
+from serve_table.placement import decode_load, prefill_load
+from serve_table.policy import policy
+from serve_table.replay import request_and_fleet
+from serve_table.situation import (
     ACTION_NAMES,
     LOCAL,
     NO_ENGINE,
@@ -17,17 +24,8 @@ from serve_table.decision import (
     Features,
     Fleet,
     Request,
-    action_of,
-    cluster_of,
-    decode_load,
     features_of,
-    prefill_load,
-    regime_of,
 )
-from serve_table.errors import ConfigError, JournalError
-from serve_table.journal import JournalReader, Row
-from serve_table.policy import policy
-from serve_table.replay import request_and_fleet
 from serve_table.slo import CLASS_NAMES, SloTargets
 
 NO_EXPLORATION = Draws(1.0, 0.5, 0.5, 0.5)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_table.decision import NO_ENGINE, Fleet, least
 from serve_table.engine_client import EngineClient
 from serve_table.engine_response import EngineTimeouts
+from serve_table.placement import least
+from serve_table.situation import NO_ENGINE, Fleet
 
 Role = Literal["prefill", "decode"]
 

@@ -23,7 +23,7 @@ ExecutedPath = Literal["local", "remote"]
 
 
 class FleetRow(msgspec.Struct, frozen=True):
-    """`serve_table.decision.Fleet` and the engines' cached tokens, as the decision saw them."""
+    """`serve_table.situation.Fleet` and the engines' cached tokens, as the decision saw them."""
 
     prefill_requests: list[float]
     prefill_tokens: list[float]

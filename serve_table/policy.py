@@ -13,6 +13,8 @@ from typing import Any
 from serve_table import decision
 from serve_table.artifact import Artifact, empty_table
 from serve_table.errors import ConfigError
+from serve_table.lookup import Table
+from serve_table.situation import Decision, Draws, Fleet, Request
 
 DYNAMO_POLICIES = ("isl_bounding", "prefill_load", "isl_or_load")
 
@@ -86,12 +88,10 @@ class Policy:
     name: str
     number: int
     params: list[float]
-    table: decision.Table
+    table: Table
     digest: str
 
-    def decide(
-        self, request: decision.Request, fleet: decision.Fleet, rotation: int, explore: float, draws: decision.Draws
-    ) -> decision.Decision:
+    def decide(self, request: Request, fleet: Fleet, rotation: int, explore: float, draws: Draws) -> Decision:
         return decision.decide(self.number, self.params, self.table, request, fleet, rotation, explore, draws)
 
 

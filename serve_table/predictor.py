@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_table.decision import length_bin
+from serve_table.lookup import length_bin
 
 DEFAULT_OUTPUT_TOKENS = 200.0
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from serve_table.answer import AnswerMeter
 from serve_table.context import RouterContext
-from serve_table.decision import ACTION_NAMES, NO_ENGINE, REASON_NAMES, Decision, Draws, Fleet, Request
 from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import CacheSource
 from serve_table.features import PromptFeatures
 from serve_table.journal import FORMAT_VERSION, ExecutedPath, FleetRow, Row, Status
+from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES, Decision, Draws, Fleet, Request
 from serve_table.slo import SloClass
 
 MAX_CLIENT_ID_CHARACTERS = 200

@@ -1,9 +1,9 @@
 """Deciding again from a journal row: the proof that a row holds all that its decision saw."""
 
-from serve_table.decision import Decision, Draws, Fleet, Request
 from serve_table.errors import JournalError
 from serve_table.journal import Row
 from serve_table.policy import Policy
+from serve_table.situation import Decision, Draws, Fleet, Request
 
 
 def request_and_fleet(row: Row) -> tuple[Request, Fleet]:

@@ -7,7 +7,7 @@ from reference_engine import Leg, ReferenceEngine
 
 from learn.simulation import Topology
 from learn.trace import Trace
-from serve_table.decision import REMOTE
+from serve_table.situation import REMOTE
 from serve_table.step_time import handoff_time_s
 
 

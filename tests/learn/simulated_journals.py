@@ -8,9 +8,9 @@ from synthetic_rows import FleetState, journal_row
 from learn.journal_trace import JournalTrace
 from learn.simulation import Topology, simulate
 from learn.trace import Trace
-from serve_table.decision import ACTION_NAMES, LOCAL
 from serve_table.journal import Row
 from serve_table.policy import policy
+from serve_table.situation import ACTION_NAMES, LOCAL
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B, HardwareProfile
 

@@ -9,9 +9,9 @@ from synthetic_rows import FleetState, journal_row, line_of, varied_rows, write_
 
 from learn.drops import REASONS
 from learn.frame import COLUMNS, clean, clean_journal, journaled_features
-from serve_table.decision import LOCAL, REMOTE
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader
+from serve_table.situation import LOCAL, REMOTE
 
 
 def test_features_are_those_of_the_decision() -> None:

@@ -5,8 +5,8 @@ import pytest
 from synthetic_rows import DECODE_ENGINES, PREFILL_ENGINES, journal_row, varied_rows
 
 from learn.journal_trace import journal_trace, runs
-from serve_table.decision import LOCAL, REMOTE
 from serve_table.errors import TraceError
+from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import TIGHT
 
 

@@ -3,8 +3,8 @@ import numpy.typing as npt
 import pytest
 
 from learn.lengths import fit_lengths, held_out_error, length_bins, lognormal_sigma, predict_lengths, with_error
-from serve_table.decision import length_bin
 from serve_table.errors import ConfigError
+from serve_table.lookup import length_bin
 from serve_table.predictor import DEFAULT_OUTPUT_TOKENS
 
 Floats = npt.NDArray[np.float64]

@@ -29,8 +29,8 @@ from learn.regimes import Regimes
 from learn.table import CompiledTable, Costs, SearchRecord, build_artifact, compile_table, with_regimes
 from learn.training import BASELINES
 from serve_table.artifact import Artifact, parse
-from serve_table.decision import LOCAL, REMOTE, Draws, Fleet, Request
 from serve_table.policy import DYNAMO_POLICIES, POLICIES, policy
+from serve_table.situation import LOCAL, REMOTE, Draws, Fleet, Request
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 

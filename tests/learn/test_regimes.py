@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from learn.regimes import Regimes, cell_counts, fit_regimes, pressure_edges
 from serve_table.artifact import empty_table
-from serve_table.decision import Features, regime_of
+from serve_table.lookup import regime_of
+from serve_table.situation import Features
 
 PRESSURE = st.one_of(st.floats(-10.0, 1e12), st.sampled_from([0.0, 1.0, 2.0, 5.0, float("nan"), float("inf")]))
 

@@ -9,9 +9,9 @@ from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, every_policy, random_trace
 
 from learn.simulation import Simulated, Topology, replay, simulate
 from learn.trace import Trace
-from serve_table.decision import LOCAL, REMOTE
 from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy, policy
+from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import LOOSE, TIGHT, SloClass, SloTargets, targets_from_profile
 from serve_table.step_time import A40_3B, handoff_time_s, step_time_s
 

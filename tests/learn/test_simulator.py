@@ -14,9 +14,9 @@ from learn.events import drop_first_event, new_events, push_event
 from learn.simulation import Topology, replay, simulate
 from learn.simulator import decide, table_arrays
 from learn.trace import Trace
-from serve_table import decision
-from serve_table.decision import Draws, Fleet, Request
+from serve_table import situation
 from serve_table.policy import Policy
+from serve_table.situation import Draws, Fleet, Request
 from serve_table.step_time import Handoff, StepTime
 
 TOPOLOGIES = [SMALL_TOPOLOGY, Topology(1, 1, replace(SMALL, kv_tokens=176), 0.00077), Topology(0, 2, SMALL, 0.0)]
@@ -44,7 +44,7 @@ def assert_replay_agrees(trace: Trace, topology: Topology, seed: int) -> None:
     n = len(trace)
     decode = rng.integers(0, topology.decode_engines, n)
     action = rng.integers(0, 2, n) if topology.prefill_engines else np.zeros(n, np.int64)
-    prefill = np.where(action == decision.REMOTE, rng.integers(0, max(topology.prefill_engines, 1), n), -1)
+    prefill = np.where(action == situation.REMOTE, rng.integers(0, max(topology.prefill_engines, 1), n), -1)
     simulated = replay(trace, topology, SMALL_SLO, 10.0, action, prefill, decode)
     cluster = ReferenceCluster(trace, topology, action, prefill, decode)
     cluster.run()
@@ -162,4 +162,4 @@ def test_compiled_and_plain_decisions_agree(chosen: Policy) -> None:
         plain = chosen.decide(listed_request, listed_fleet, i, explore, draws)
         assert tuple(compiled) == tuple(plain)
         seen.add((plain.action, plain.reason))
-    assert {reason for _, reason in seen} >= {decision.REASON_POLICY, decision.REASON_EXPLORED}
+    assert {reason for _, reason in seen} >= {situation.REASON_POLICY, situation.REASON_EXPLORED}

@@ -19,11 +19,13 @@ from learn.grid import LADDER, Grid, candidate_bins, choose_grid
 from learn.lengths import fit_lengths
 from learn.regimes import MIN_ROWS, Regimes
 from learn.table import MAX_DIGESTS, CompiledTable, Costs, SearchRecord, build_artifact, compile_table, with_regimes
-from serve_table.artifact import MAX_BYTES, Artifact, Score, load, parse, save
-from serve_table.decision import LOCAL, REMOTE, Draws, Features, Fleet, Request, cluster_of, regime_of
+from serve_table.artifact import MAX_BYTES, Artifact, load, parse, save
+from serve_table.artifact_metadata import Score
 from serve_table.errors import ArtifactError
 from serve_table.journal import Row
+from serve_table.lookup import cluster_of, regime_of
 from serve_table.policy import PlacementParams, policy
+from serve_table.situation import LOCAL, REMOTE, Draws, Features, Fleet, Request
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 

@@ -7,7 +7,8 @@ from engine_cases import SMALL
 
 from learn.simulation import Topology
 from learn.trace import Trace
-from serve_table.decision import TABLE, Table
+from serve_table.decision import TABLE
+from serve_table.lookup import Table
 from serve_table.policy import POLICIES, Policy, policy
 from serve_table.slo import targets_from_profile
 

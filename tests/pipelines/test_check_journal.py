@@ -10,10 +10,10 @@ from learn.simulation import Topology
 from pipelines import cli
 from pipelines.bench_artifact import full_size_artifact
 from serve_table.artifact import save
-from serve_table.decision import LOCAL, Draws
 from serve_table.journal import FORMAT_VERSION, FleetRow, JournalWriter, Row
 from serve_table.policy import policy
 from serve_table.replay import request_and_fleet
+from serve_table.situation import LOCAL, Draws
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 

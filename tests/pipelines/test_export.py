@@ -15,7 +15,8 @@ from pipelines.export import held_out_traces, score_lines
 from pipelines.stages import Run
 from pipelines.train import TrainConfig, journal_runs, training_traces
 from pipelines.workload_spec import requests_of
-from serve_table.artifact import MAX_BYTES, Score, load
+from serve_table.artifact import MAX_BYTES, load
+from serve_table.artifact_metadata import Score
 from serve_table.policy import POLICIES
 
 JUDGED = ("--held-out", "3")

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from serve_table.artifact import FEATURE_NAMES, FORMAT_VERSION, Artifact, Metadata, SloMetadata, validated
-from serve_table.decision import LOCAL, REMOTE
+from serve_table.artifact import Artifact, validated
+from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadata, SloMetadata
+from serve_table.situation import LOCAL, REMOTE
 
 
 def sample_arrays() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serve_table.artifact import SloMetadata
+from serve_table.artifact_metadata import SloMetadata
 from serve_table.calibration import Calibration, Constant, Constants, Point, Residual
 
 

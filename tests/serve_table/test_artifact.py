@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sample_artifact import changed, sample_arrays, sample_artifact, sample_metadata, with_metadata
 
 from serve_table.artifact import MAX_BYTES, Artifact, digest_of, empty_table, load, parse, save
-from serve_table.decision import REMOTE
 from serve_table.errors import ArtifactError
+from serve_table.situation import REMOTE
 
 GOOD = sample_artifact().to_bytes()
 

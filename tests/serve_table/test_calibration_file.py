@@ -10,8 +10,9 @@ from sample_artifact import sample_artifact, with_metadata
 from sample_calibration import constant, sample_calibration
 
 from serve_table import explain
-from serve_table.artifact import Metadata, SloMetadata, validated
 from serve_table.artifact import parse as parse_artifact
+from serve_table.artifact import validated
+from serve_table.artifact_metadata import Metadata, SloMetadata
 from serve_table.calibration import Calibration, age_text, load, parse, save
 from serve_table.errors import ArtifactError, ConfigError
 from serve_table.server import slo_targets

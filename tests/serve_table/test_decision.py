@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_artifact import sample_artifact
 
-from serve_table import decision
-from serve_table.decision import LOCAL, NO_ENGINE, REMOTE, Decision, Draws, Fleet, Request
+from serve_table import placement, situation
 from serve_table.policy import POLICIES, DynamoParams, Policy, policy
+from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Decision, Draws, Fleet, Request
 
 GREEDY = Draws(1.0, 0.5, 0.5, 0.5)
 ALL_POLICIES = [policy(name, artifact=sample_artifact()) for name in POLICIES]
@@ -94,7 +94,7 @@ def test_propensities_of_all_choices_sum_to_one(
 ) -> None:
     wanted, fleet, rotation = situation
     # The policy's own choice, and every choice that exploring can make.
-    n_prefill, n_decode = decision.count_up(fleet.prefill_up), decision.count_up(fleet.decode_up)
+    n_prefill, n_decode = placement.count_up(fleet.prefill_up), placement.count_up(fleet.decode_up)
     own = chosen.decide(wanted, fleet, rotation, explore, Draws(0.999, drawn, drawn, drawn))
     choices: dict[tuple[int, int, int], Decision] = {(own.action, own.prefill, own.decode): own}
     for action in (0.25, 0.75):
@@ -134,9 +134,9 @@ def test_without_prefill_engines_every_policy_goes_local() -> None:
 def test_reason_says_why_remote_was_not_possible() -> None:
     chosen = policy("round_robin")
     refused = chosen.decide(request(remote_allowed=False), idle_fleet(), 0, 0.0, GREEDY)
-    assert decision.REASON_NAMES[refused.reason] == "unsupported_remote"
+    assert situation.REASON_NAMES[refused.reason] == "unsupported_remote"
     alone = chosen.decide(request(), idle_fleet(prefill_up=[0.0, 0.0]), 0, 0.0, GREEDY)
-    assert decision.REASON_NAMES[alone.reason] == "no_prefill_engine"
+    assert situation.REASON_NAMES[alone.reason] == "no_prefill_engine"
     assert alone.propensity == 1.0
 
 
@@ -206,7 +206,7 @@ def test_f29_table_at_its_edges(prompt: float, queued: float, action: int) -> No
 def test_f29_features_use_uncached_tokens_of_live_engines(cached: float) -> None:
     wanted = request(1000.0)._replace(prefill_cached_tokens=[cached, 1000.0], decode_cached_tokens=[0.0, cached, 0.0])
     fleet = idle_fleet(prefill_up=[1.0, 0.0], prefill_tokens=[300.0, 9e9], decode_requests=[3.0, 6.0, 0.0])
-    features = decision.features_of(wanted, fleet)
+    features = situation.features_of(wanted, fleet)
     assert features.uncached_prefill_tokens == 1000.0 - cached
     assert features.uncached_decode_tokens == 1000.0 - cached
     assert (features.prefill_pressure_tokens, features.decode_pressure_requests) == (300.0, 3.0)
@@ -219,7 +219,7 @@ def test_table_prefers_the_engine_that_holds_the_prefix_unless_it_is_busy() -> N
     busy = idle_fleet(prefill_tokens=[0.0, 3000.0])
     assert chosen.decide(wanted, busy, 0, 0.0, GREEDY).prefill == 0
     params = chosen.params
-    loads = [decision.prefill_load(busy, params, wanted, i) for i in range(2)]
+    loads = [placement.prefill_load(busy, params, wanted, i) for i in range(2)]
     assert loads == [0.0, pytest.approx(2.1)]
 
 
@@ -227,8 +227,8 @@ def test_local_decode_placement_counts_the_prefix_and_remote_does_not() -> None:
     params = list(astuple(POLICIES["table"][1]()))
     wanted = request(1000.0)._replace(decode_cached_tokens=[0.0, 0.0, 800.0])
     fleet = idle_fleet(decode_requests=[0.0, 0.0, 0.5])
-    assert decision.place_decode(fleet, params, wanted, LOCAL, 0) == 2
-    assert decision.place_decode(fleet, params, wanted, REMOTE, 0) == 0
+    assert placement.place_decode(fleet, params, wanted, LOCAL, 0) == 2
+    assert placement.place_decode(fleet, params, wanted, REMOTE, 0) == 0
 
 
 def test_least_loaded_and_power_of_two_choose_less_load() -> None:
@@ -262,7 +262,7 @@ def test_marginal_cost_weighs_backlog_cache_and_kv_pressure() -> None:
 def test_explored_choice_that_is_the_policys_own_has_both_shares() -> None:
     chosen = policy("always_local")
     made = chosen.decide(request(), idle_fleet(), 0, 0.5, Draws(0.0, 0.0, 0.0, 0.0))
-    assert (made.action, made.decode, made.reason) == (LOCAL, 0, decision.REASON_EXPLORED)
+    assert (made.action, made.decode, made.reason) == (LOCAL, 0, situation.REASON_EXPLORED)
     assert made.propensity == pytest.approx(0.5 + 0.5 / (2 * 3))
 
 

@@ -10,11 +10,11 @@ from sample_artifact import sample_artifact
 from sample_row import sample_row
 from stub_engines import Out, StubRequest, decode_engine, prefill_engine, running
 
-from serve_table.decision import ACTION_NAMES, NO_ENGINE, REASON_NAMES
 from serve_table.errors import JournalError
 from serve_table.journal import Row
 from serve_table.policy import POLICIES, Policy, policy
 from serve_table.replay import redecide
+from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES
 
 
 @pytest.mark.parametrize("name", POLICIES)

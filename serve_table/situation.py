@@ -1,0 +1,119 @@
+"""The situation of a decision: what is known of the request and of the fleet, and what comes out.
+
+Sequences are indexed by engine: prefill engines (n_prefill,), decode engines (n_decode,). The records are named
+tuples, which numba compiles; online they hold lists, in the simulator arrays.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LOCAL = 0
+REMOTE = 1
+ACTION_NAMES = ("local", "remote")
+
+NO_ENGINE = -1
+"""Inside decisions only: no engine of that pool; records and rows say None."""
+
+REASON_POLICY = 0
+REASON_EXPLORED = 1
+REASON_NO_PREFILL_ENGINE = 2
+REASON_UNSUPPORTED_REMOTE = 3
+REASON_NAMES = ("policy", "explored", "no_prefill_engine", "unsupported_remote")
+
+
+class Request(NamedTuple):
+    """What is known of one request when it arrives.
+
+    prefill_cached_tokens (n_prefill,) and decode_cached_tokens (n_decode,): tokens of its prompt that each
+    engine is believed to hold. remote_allowed: False where a KV handle cannot express the request.
+    """
+
+    prompt_tokens: float
+    predicted_output_tokens: float
+    slo_class: int
+    prefill_cached_tokens: Sequence[float]
+    decode_cached_tokens: Sequence[float]
+    remote_allowed: bool
+
+
+class Fleet(NamedTuple):
+    """Work in flight through this router, per engine; `up` is 1.0 where the engine may get work.
+
+    prefill_tokens: uncached prompt tokens whose remote prefill has not returned. decode_tokens: prompt and
+    predicted output tokens of the requests bound to a decode engine. decode_prefill_tokens: uncached prompt
+    tokens being prefilled locally, until their first token.
+    """
+
+    prefill_requests: Sequence[float]
+    prefill_tokens: Sequence[float]
+    prefill_up: Sequence[float]
+    decode_requests: Sequence[float]
+    decode_tokens: Sequence[float]
+    decode_prefill_tokens: Sequence[float]
+    decode_up: Sequence[float]
+
+
+class Features(NamedTuple):
+    """The features as the decision sees them; tokens, and per-engine means for the two pressures."""
+
+    prompt_tokens: float
+    uncached_prefill_tokens: float
+    uncached_decode_tokens: float
+    predicted_output_tokens: float
+    slo_class: int
+    prefill_pressure_tokens: float
+    decode_pressure_requests: float
+
+
+class Draws(NamedTuple):
+    """Uniform draws in [0, 1), made by the caller: whether to explore, then action and engines."""
+
+    explore: float
+    action: float
+    prefill: float
+    decode: float
+
+
+class Decision(NamedTuple):
+    """prefill is NO_ENGINE when local; cluster and regime are NO_ENGINE unless the policy is TABLE."""
+
+    action: int
+    prefill: int
+    decode: int
+    cluster: int
+    regime: int
+    propensity: float
+    reason: int
+
+
+def features_of(request: Request, fleet: Fleet) -> Features:
+    """Cache-adjusted lengths on the best live engine of each pool, and the pools' mean pressure."""
+    cached = 0.0
+    pressure = 0.0
+    n_up = 0
+    for i in range(len(fleet.prefill_up)):
+        if fleet.prefill_up[i] > 0.0:
+            n_up += 1
+            pressure += fleet.prefill_tokens[i]
+            if request.prefill_cached_tokens[i] > cached:
+                cached = request.prefill_cached_tokens[i]
+    uncached_prefill = max(request.prompt_tokens - cached, 0.0)
+    prefill_pressure = pressure / n_up if n_up > 0 else 0.0
+    cached = 0.0
+    pressure = 0.0
+    n_up = 0
+    for i in range(len(fleet.decode_up)):
+        if fleet.decode_up[i] > 0.0:
+            n_up += 1
+            pressure += fleet.decode_requests[i]
+            if request.decode_cached_tokens[i] > cached:
+                cached = request.decode_cached_tokens[i]
+    return Features(
+        request.prompt_tokens,
+        uncached_prefill,
+        max(request.prompt_tokens - cached, 0.0),
+        request.predicted_output_tokens,
+        request.slo_class,
+        prefill_pressure,
+        pressure / n_up if n_up > 0 else 0.0,
+    )
