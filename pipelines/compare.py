@@ -152,7 +152,7 @@ def complete(runs: Sequence[ComparedRun], settings: CompareSettings, run_: Run, 
             report = pass_gates(engines, settings.cluster, say)
             for i, one in enumerate(pending):
                 left_s = sum(later.duration_s for later in pending[i:])
-                say(f"run {i + 1} of {len(pending)}: {one.what}; about {left_s / 60.0:.0f} min of load left")
+                say(f"run {i + 1} of {len(pending)}: {one.what}; {left_s / 60.0:.0f} min or more to go")
                 row = make_run(one, settings, run_, engines, report, say)
                 results.put([row])
                 done.append(row)

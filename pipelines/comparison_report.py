@@ -175,6 +175,10 @@ def verdict_lines(found: WorkloadScores) -> list[str]:
             f"The {LEARNED} is {difference.verdict} the best baseline, {difference.against}: goodput {difference}, "
             f"paired over {difference.n_seeds} seed{'s' if difference.n_seeds > 1 else ''}."
         )
+    if len({score.seeds for score in found.scores}) > 1:
+        lines.append(
+            "Not all policies have the same seeds: their means are of different arrivals, differences are not."
+        )
     for row in found.spoilt:
         why = "the engines were late" if row.kept_pace is False else "the load was late"
         why = why if not (row.kept_schedule and row.kept_pace is not False) else "its gates are not on record"

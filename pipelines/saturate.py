@@ -93,7 +93,7 @@ class Search:
         """Whether the bracket is narrow enough, or the probes are used up."""
         probes = self.curve.probes()
         n_counted = sum(probe.counted for probe in probes)
-        return bracket(probes, self.config.goodput).settled or n_counted >= self.max_probes
+        return bracket(probes, self.config.goodput).settled(self.config.goodput) or n_counted >= self.max_probes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,10 +123,11 @@ def run(args: argparse.Namespace) -> int:
         searches = [search_of(args, name, cluster, start, run_) for name in dict.fromkeys(args.workloads)]
         left = [search for search in searches if not search.done()]
         if left:
+            firsts = [first_probe(search, args.rate, run_) for search in left]
             with engines_of(cluster, run_.folder, say) as engines:
                 pass_gates(engines, cluster, say)
-                for search in left:
-                    probe_all(search, engines, args.rate, run_)
+                for search, first in zip(left, firsts, strict=True):
+                    probe_all(search, first, engines)
         for search in searches:
             if search not in left:
                 say(f"{search.config.workload}: already done; more --probes continue it")
@@ -177,17 +178,22 @@ def stage_name(workload: str) -> str:
     return f"saturate-{stage_word(workload)}"
 
 
-def probe_all(search: Search, engines: Engines, first_rate: float | None, run_: Run) -> None:
-    """Probe until the search is done; ClusterError where probe after probe does not count."""
-    spec, config = search.spec, search.config
+def first_probe(search: Search, rate: float | None, run_: Run) -> WorkloadSpec:
+    """The trace of all probes, at the first one's rate. rate: None for the simulator's."""
+    spec = search.spec
+    first = rate or simulated_rate(run_, spec, search.cluster, search.start, say)
+    spec = msgspec.structs.replace(spec, requests_per_s=first)
     probes = search.curve.probes()
-    first = first_rate or simulated_rate(run_, spec, search.cluster, search.start, say)
-    if probes:
-        # All probes of a curve are of one trace, or their order by rate means nothing.
-        spec = msgspec.structs.replace(spec, seed=probes[0].seed, start=probes[0].start)
-        say(f"{spec.name}: continuing after {len(probes)} probes")
-    else:
-        spec = typical(msgspec.structs.replace(spec, requests_per_s=first), search.cluster, search.start)
+    if not probes:
+        return typical(spec, search.cluster, search.start)
+    # All probes of a curve are of one trace, or their order by rate means nothing.
+    say(f"{spec.name}: continuing after {len(probes)} probes")
+    return msgspec.structs.replace(spec, seed=probes[0].seed, start=probes[0].start)
+
+
+def probe_all(search: Search, spec: WorkloadSpec, engines: Engines) -> None:
+    """Probe until the search is done; ClusterError where probe after probe does not count."""
+    config, first = search.config, spec.requests_per_s
     spoilt = 0
     while not search.done():
         rate = float(f"{next_rate(search.curve.probes(), config.goodput, first):.4g}")
@@ -260,7 +266,9 @@ def saturation(probes: list[Probe], config: SaturateConfig) -> Saturation | None
         return None
     n_counted = sum(probe.counted for probe in probes)
     rounded = float(f"{rate:.3g}")
-    return Saturation(config.workload, rounded, found.low, found.high, config.goodput, n_counted, found.settled)
+    return Saturation(
+        config.workload, rounded, found.low, found.high, config.goodput, n_counted, found.settled(config.goodput)
+    )
 
 
 def found_rate(

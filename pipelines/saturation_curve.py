@@ -20,8 +20,9 @@ NEAR, FAR = 1.2, 1.6
 FAR_GOODPUT = 0.1
 INNER_SHARE = 0.15
 """A probe inside a bracket keeps this share of its logarithmic width from both ends."""
-SETTLED_FACTOR = 1.05
-"""A bracket narrower than this factor of rate ends the search: goodput moves less in it than from seed to seed."""
+SETTLED_FACTOR, SETTLED_GOODPUT = 1.05, 0.01
+"""A bracket narrower than this factor of rate, or with an end this near to the goodput, ends the search: from seed to
+seed goodput differs more."""
 BAR_WIDTH = 40
 
 
@@ -94,9 +95,12 @@ class Bracket:
     low_goodput: float
     high_goodput: float
 
-    @property
-    def settled(self) -> bool:
-        return self.low is not None and self.high is not None and self.high / self.low <= SETTLED_FACTOR
+    def settled(self, goodput: float) -> bool:
+        """Whether another probe would tell no more: the ends are near each other, or one is at the goodput."""
+        if self.low is None or self.high is None:
+            return False
+        nearest = min(abs(self.low_goodput - goodput), abs(self.high_goodput - goodput))
+        return self.high / self.low <= SETTLED_FACTOR or nearest <= SETTLED_GOODPUT
 
 
 def bracket(probes: Sequence[Probe], goodput: float) -> Bracket:

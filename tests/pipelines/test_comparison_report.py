@@ -55,6 +55,7 @@ def test_a_run_that_does_not_count_enters_nothing_but_is_told() -> None:
     assert table.difference is not None
     assert (table.difference.n_seeds, table.difference.mean) == (2, pytest.approx(0.055))
     assert verdict_lines(found)[1:] == [
+        "Not all policies have the same seeds: their means are of different arrivals, differences are not.",
         "table, seed 2, does not count: the engines were late.",
         "round_robin, seed 2, does not count: the load was late.",
         "round_robin, seed 1, does not count: its gates are not on record.",

@@ -52,7 +52,7 @@ def collapse(at: float) -> Callable[[float], float]:
 
 def searched(goodput: Callable[[float], float], first: float, n: int) -> list[Probe]:
     probes: list[Probe] = []
-    while len(probes) < n and not bracket(probes, TARGET).settled:
+    while len(probes) < n and not bracket(probes, TARGET).settled(TARGET):
         rate = next_rate(probes, TARGET, first)
         probes.append(probe(rate, goodput(rate)))
     return probes
@@ -102,6 +102,14 @@ def test_without_a_crossing_there_is_no_rate_and_the_search_goes_outward() -> No
     assert next_rate([probe(8.0, 0.80)], TARGET, 8.0) == pytest.approx(8.0 * 1.2)
     assert next_rate([probe(8.0, 0.20)], TARGET, 8.0) == pytest.approx(8.0 / 1.6)
     assert next_rate([probe(8.0, 0.75)], TARGET, 8.0) == pytest.approx(8.0 / 1.2)
+
+
+def test_an_end_at_the_goodput_settles_a_bracket_but_not_a_curve_without_one() -> None:
+    wide = [probe(8.0, 0.90), probe(12.0, 0.60)]
+    assert not bracket(wide, TARGET).settled(TARGET)
+    assert bracket([*wide, probe(9.0, 0.785)], TARGET).settled(TARGET)
+    assert bracket([probe(8.0, 0.82), probe(8.3, 0.70)], TARGET).settled(TARGET)
+    assert not bracket([probe(8.0, 0.78)], TARGET).settled(TARGET)
 
 
 def test_the_file_keeps_probes_and_names_a_damaged_line(tmp_path: Path) -> None:
