@@ -85,9 +85,10 @@ gates: venv
 conformance: venv
 	$(PY) -m pytest tests/conformance $(if $(CLUSTER),--cluster $(CLUSTER)) $(ARGS)
 
-# The threshold holds for all tests together, so a selection in ARGS is not held to it.
+# The threshold holds for all tests together, so a selection in ARGS is not held to it. Two processes, a file's tests in
+# one: many tests wait for real time.
 test: venv
-	$(PY) -m pytest --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=$(COVERAGE)) $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=$(COVERAGE)) $(ARGS)
 
 lint: venv
 	$(PY) -m ruff check
