@@ -1,7 +1,7 @@
 """Search spaces: what a policy may vary, and the policy that a point of its space is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ Space = dict[str, BaseDistribution]
 Params = Mapping[str, Any]
 
 EDGE_FACTOR = 3.0
-LARGE = 1e9
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ def table_policy(compiled: CompiledTable, point: TablePoint) -> Policy:
     """
     moved = replace(compiled, regimes=point.regimes)
     table = moved.decision_table(point.actions)
-    weights = point.placement
-    params = [float(getattr(weights, name)) for name in PlacementParams.__dataclass_fields__]
+    params = [float(weight) for weight in astuple(point.placement)]
     return Policy("table", decision.TABLE, params, table, "searched")
 
 

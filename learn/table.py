@@ -126,6 +126,11 @@ class Costs:
     overhead_s: float
 
 
+def costs_of_artifact(artifact: Artifact) -> Costs:
+    """The fitted constants that an artifact carries."""
+    return Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"].astype(float)[0]))
+
+
 @dataclass(frozen=True)
 class SearchRecord:
     """How the actions and the placement were found, and the held-out score of them and of every baseline."""

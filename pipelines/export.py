@@ -12,7 +12,7 @@ from learn.evaluate import Comparison, bench_of, compare
 from learn.frame import clean_journal
 from learn.policy_space import baseline_policy
 from learn.resample import resampled
-from learn.table import Costs, strict_score
+from learn.table import costs_of_artifact, strict_score
 from learn.trace import Trace, joined
 from pipelines.stages import add_run_arguments, run_from
 from pipelines.train import Baselines, TrainConfig, journal_runs, training_end
@@ -102,7 +102,7 @@ def held_out_traces(trained: TrainConfig, n_traces: int) -> tuple[list[Trace], s
 def evaluate(candidate: Artifact, trained: TrainConfig, baselines: Baselines, traces: list[Trace]) -> Comparison:
     """Score the candidate and every tuned baseline on the same traces."""
     profile = hardware_profile(trained.hardware)
-    costs = Costs(candidate.step_time(), candidate.handoff(), float(candidate.arrays["overhead_s"][0]))
+    costs = costs_of_artifact(candidate)
     n_prefill, n_decode = candidate.metadata.prefill_engines, candidate.metadata.decode_engines
     topology = fitted_topology(n_prefill, n_decode, profile, costs)
     bench = bench_of(traces, topology, candidate.slo_targets(), candidate.predictor())

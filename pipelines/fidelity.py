@@ -9,7 +9,7 @@ import msgspec
 from learn.costs import fitted_topology
 from learn.evaluate import bench_of
 from learn.simulation import Topology, simulate
-from learn.table import Costs
+from learn.table import costs_of_artifact
 from learn.trace import Trace
 from pipelines.collect import mid_collapse_rate
 from pipelines.live_run import ClusterConfig, RunPolicy, add_cluster_arguments, cluster_from, engines_of
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed} must be at least 0")
     profile = hardware_profile(cluster.hardware)
-    costs = Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"][0]))
+    costs = costs_of_artifact(artifact)
     topology = fitted_topology(cluster.prefill_engines, cluster.decode_engines, profile, costs)
     spec = workload_from(args, profile.max_model_len_tokens)
     spec = msgspec.structs.replace(spec, requests_per_s=args.rate or mid_collapse_rate(spec, topology, say))

@@ -14,7 +14,7 @@ import numpy as np
 from learn.costs import fitted_topology
 from learn.saturation import round_robin_goodput
 from learn.simulation import Topology
-from learn.table import Costs
+from learn.table import Costs, costs_of_artifact
 from pipelines.calibration_start import start_from
 from pipelines.collect import PROFILE_OVERHEAD_S, mid_collapse_rate
 from pipelines.live_run import EXISTING, ClusterConfig, Say
@@ -72,7 +72,7 @@ class LiveStart:
         """The fitted constants, or the profile's."""
         if self.loaded is not None:
             artifact = self.loaded
-            return Costs(artifact.step_time(), artifact.handoff(), float(artifact.arrays["overhead_s"][0]))
+            return costs_of_artifact(artifact)
         if self.calibration is not None:
             start = start_from(self.hardware, load_calibration(self.calibration))
             return Costs(start.profile.step, start.profile.handoff, start.overhead_s)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from serve_table.engine_caches import EngineCaches
 from serve_table.engine_client import EngineAddress
@@ -29,7 +28,6 @@ from serve_table.slo import LOOSE, SloTargets
 logger = logging.getLogger("rutter")
 
 CLUSTER_KINDS = ("existing", "emulated", "vllm-cpu")
-ClusterKind = Literal["existing", "emulated", "vllm-cpu"]
 JOURNAL_WARNING_INTERVAL_S = 60.0
 
 
