@@ -24,11 +24,12 @@ PULL = 2
 NEW = 0
 WAITING = 1
 PULLING = 2
-LOADED = 3
-PREFILLING = 4
-DECODING = 5
-HELD = 6
-DONE = 7
+LOADED = 3  # the scheduler has not heard of it yet
+READY = 4
+PREFILLING = 5
+DECODING = 6
+HELD = 7
+DONE = 8
 
 SEQUENCE = np.dtype(
     [

@@ -5,8 +5,9 @@ vLLM v1's scheduler: running sequences first (decodes, then the one partial pref
 in order of arrival under the token budget; prefills are chunked, but admitted only where the whole prompt fits;
 what a step computes can be shared from the moment it is scheduled; a sequence that finds no KV block for its next
 token preempts the one admitted last, which starts over from its prefix-cache hit. A sequence whose KV comes from
-a prefill engine gets its blocks when its turn in the queue comes, waits for the transfer outside the batch, and
-joins the first step after it, which computes the last prompt token again.
+a prefill engine gets its blocks when its turn in the queue comes, waits for the transfer outside the batch, and joins
+the batch one step after the first that begins with the transfer complete; there its last prompt token is computed
+again. An engine with nothing to compute lets it join at once.
 
     submit -> begin_step -> end_step -> begin_step ...        (the caller owns the clock)
     pulls after begin_step: start transfers, then `loaded` on this engine and `release` on the prefill engine
@@ -22,6 +23,7 @@ from learn.core import (
     NONE,
     PREFILL_LEG,
     PREFILLING,
+    READY,
     WAITING,
     Core,
 )
@@ -36,7 +38,7 @@ from learn.queues import (
     remove_loaded,
     remove_waiting,
 )
-from learn.scheduling import admit_loaded, admit_waiting, continue_prefill, grow_decodes
+from learn.scheduling import admit_loaded, admit_waiting, continue_prefill, grow_decodes, hear_of_transfers
 from serve_table import step_time
 
 step_time_s = compile_with_callees(step_time.step_time_s)
@@ -51,7 +53,7 @@ def submit(core: Core, e: int, s: int) -> None:
 
 @jit
 def loaded(core: Core, e: int, s: int) -> None:
-    """The KV transfer of a pulling sequence is complete: it joins at the next step."""
+    """The KV transfer of a pulling sequence is complete."""
     sequence = core.sequences[s]
     sequence.state = LOADED
     # The last prompt token is computed here, to sample the first output token.
@@ -101,6 +103,9 @@ def begin_step(core: Core, e: int, now_s: float) -> bool:
     if not preempted or budget == engine.max_num_batched_tokens:
         budget -= admit_loaded(core, e, budget)
         budget -= admit_waiting(core, e, budget)
+    if hear_of_transfers(core, e) and budget == engine.max_num_batched_tokens:
+        # A step that computes nothing takes no time: what it has heard of joins the next one, which is this one.
+        budget -= admit_loaded(core, e, budget)
     engine.step_tokens = engine.max_num_batched_tokens - budget
     if engine.step_tokens == 0:
         engine.busy = 0
@@ -191,7 +196,7 @@ def abort(core: Core, e: int, s: int) -> None:
     sequence = core.sequences[s]
     if sequence.state == WAITING:
         remove_waiting(core, e, s)
-    elif sequence.state == LOADED:
+    elif sequence.state == LOADED or sequence.state == READY:
         remove_loaded(core, e, s)
     elif sequence.state == PREFILLING and engine.prefilling == s:
         engine.prefilling = NONE

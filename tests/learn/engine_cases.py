@@ -81,7 +81,7 @@ def assert_same_state(core: Core, reference: ReferenceEngine) -> None:
     assert {int(entry): int(references[entry]) for entry in np.flatnonzero(references >= 0)} == pool.users
     assert queued(core, engine.waiting_head) == [leg.name for leg in reference.waiting]
     assert engine.waiting == len(reference.waiting)
-    assert queued(core, engine.loaded_head) == [leg.name for leg in reference.ready]
+    assert queued(core, engine.loaded_head) == [leg.name for leg in reference.ready + reference.transferred]
     decoding = [int(s) for s in core.heap_sequence[0, : engine.decoding]]
     assert sorted(decoding) == sorted(leg.name for leg in reference.running if leg.decodes)
     assert core.growth[0].sum() == engine.decoding

@@ -120,6 +120,7 @@ class ReferenceEngine:
         self.pool = BlockPool(profile, entry_tokens or profile.block_tokens)
         self.running: list[Leg] = []
         self.waiting: list[Leg] = []
+        self.transferred: list[Leg] = []  # complete, but the scheduler has not heard of it
         self.ready: list[Leg] = []
         self.pulls: list[Leg] = []
         self.scheduled: dict[Leg, int] = {}
@@ -131,17 +132,17 @@ class ReferenceEngine:
         self.waiting.append(leg)
 
     def loaded(self, leg: Leg) -> None:
-        leg.state = "ready"
+        leg.state = "transferred"
         leg.computed = leg.prompt_tokens - 1
         self.pool.share(leg, leg.prompt_tokens)
-        self.ready.append(leg)
+        self.transferred.append(leg)
 
     def release(self, leg: Leg) -> None:
         self.pool.give_back(leg)
         leg.state = "done"
 
     def abort(self, leg: Leg) -> None:
-        for queue in (self.running, self.waiting, self.ready):
+        for queue in (self.running, self.waiting, self.transferred, self.ready):
             if leg in queue:
                 queue.remove(leg)
         self.pool.give_back(leg)
@@ -153,6 +154,9 @@ class ReferenceEngine:
         preempted = self.schedule_running()
         if not preempted or not self.scheduled:
             self.schedule_waiting()
+        self.hear_of_transfers()
+        if not self.scheduled and self.ready:
+            self.schedule_waiting()
         if not self.scheduled:
             self.step_end_s = None
             return False
@@ -160,6 +164,11 @@ class ReferenceEngine:
         context = sum(leg.computed for leg in self.scheduled)
         self.step_end_s = now_s + step_time_s(self.profile.step.as_list(), tokens, context)
         return True
+
+    def hear_of_transfers(self) -> None:
+        """What is complete when a step begins may join the next one."""
+        self.ready += self.transferred
+        self.transferred = []
 
     def budget(self) -> int:
         return self.profile.max_num_batched_tokens - sum(self.scheduled.values())

@@ -7,7 +7,7 @@ import pytest
 from engine_cases import SMALL, core_with, free_queue, run_random_operations
 from reference_engine import Leg
 
-from learn.core import DECODING, DONE, HELD, LOADED, NONE, PULLING, WAITING, Core, new_core
+from learn.core import DECODING, DONE, HELD, LOADED, NONE, PULLING, READY, WAITING, Core, new_core
 from learn.engine import abort, begin_step, end_step, loaded, release, submit
 from learn.planned_steps import interrupt, settle_blocks
 from serve_table.errors import ConfigError
@@ -82,6 +82,43 @@ def test_a_pulled_request_decodes_in_one_step_after_its_transfer() -> None:
     assert ends == pytest.approx(2.0 + np.cumsum(times), abs=1e-12)
     assert core.sequences[0].first_token_s == pytest.approx(ends[0])
     assert core.sequences[0].finish_s == pytest.approx(ends[-1])
+
+
+def decoding_beside_a_pull(macro_steps: bool) -> Core:
+    """Sequence 0 decodes; the step that begins at 10 s also starts the pull of sequence 1."""
+    core = core_with([Leg(0, 9, 60, "local", []), Leg(1, 50, 3, "pull", [])], SMALL, macro_steps=macro_steps)
+    submit(core, 0, 0)
+    begun(core)
+    end_step(core, 0)
+    submit(core, 0, 1)
+    begun(core, 10.0)
+    assert core.engines[0].pulls == 1
+    return core
+
+
+@pytest.mark.parametrize("macro_steps", [False, True])
+def test_a_transfer_that_ends_within_a_step_is_found_by_the_next_and_joins_the_one_after(macro_steps: bool) -> None:
+    core = decoding_beside_a_pull(macro_steps)
+    loaded(core, 0, 1)
+    interrupt(core, 0, 10.0)
+    states, ends = [int(core.sequences[1].state)], []
+    for _ in range(3):
+        ends.append(float(core.engines[0].step_end_s))
+        end_step(core, 0)
+        begun(core, ends[-1])
+        states.append(int(core.sequences[1].state))
+    assert states == [LOADED, READY, DECODING, DECODING]
+    assert core.sequences[1].first_token_s == ends[2]
+
+
+def test_a_transfer_that_is_complete_where_nothing_is_left_to_compute_joins_at_once() -> None:
+    core = decoding_beside_a_pull(macro_steps=False)
+    loaded(core, 0, 1)
+    abort(core, 0, 0)
+    end_step(core, 0)
+    begun(core, 11.0)
+    assert core.sequences[1].state == DECODING
+    assert core.engines[0].step_tokens == 1
 
 
 def test_a_prefill_leg_holds_its_blocks_until_they_are_pulled() -> None:
