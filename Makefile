@@ -2,6 +2,7 @@
 #
 #   make collect train export     the main job: run a workload, learn from it, write the artifact
 #   make test                     the tests, with coverage
+#   make test-vllm                gates and conformance suite against real vLLM engines, whose environment it builds
 #   make check                    all that must pass before a change lands
 #
 # Variables: ARGS="..." goes to the command as it is; TRACE=... (collect, workload, fidelity), PREFILL="URL ...",
@@ -25,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect calibrate train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: saturate compare gates conformance test lint types check clean readme dynamo-env vllm-env
+.PHONY: saturate compare gates conformance test test-vllm lint types check clean readme dynamo-env vllm-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -89,6 +90,14 @@ conformance: venv
 # one: many tests wait for real time.
 test: venv
 	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=$(COVERAGE)) $(ARGS)
+
+# On a 1P+2D cluster of its own, which ends with it.
+test-vllm: vllm-env
+	@set -e; name=test-vllm-$$$$; \
+	trap "$(RUTTER) cluster down $$name" EXIT; \
+	$(RUTTER) cluster up vllm-cpu --prefill 1 --decode 2 --dilation 1 --lease-s 6 --name $$name; \
+	$(RUTTER) check $$name; \
+	$(PY) -m pytest tests/conformance --cluster $$name $(ARGS)
 
 lint: venv
 	$(PY) -m ruff check
