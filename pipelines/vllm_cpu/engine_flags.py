@@ -8,6 +8,7 @@ import msgspec
 
 from pipelines.emulated.engine_config import DEFAULT_LEASE_S
 from pipelines.engine_cluster import HOST, engine_names
+from pipelines.vllm_cpu.engine_main import NICENESS_VARIABLE
 from pipelines.vllm_cpu.pace import PACE_KEY, PaceConfig
 from serve_table.errors import ConfigError
 from serve_table.step_time import HardwareProfile
@@ -19,6 +20,10 @@ BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes multiples of it only."""
 
 PORTS_OF_ENGINE = 4
+
+NICENESS = {"prefill": 10, "decode": 5}
+"""The nearer a step's end, the earlier it should run: prefill steps are ten times as long as decode steps. The router
+and the load generator, which are what times are measured by, go before both."""
 
 WORKER = "pipelines.vllm_cpu.paced_worker.PacedWorker"
 
@@ -144,6 +149,7 @@ def engine_flags(plan: VllmCpuPlan, ports: EnginePorts, model_folder: Path) -> l
     return [word for flag, value in named.items() for word in (flag, str(value))] + switches
 
 
-def engine_environment(ports: EnginePorts) -> dict[str, str]:
+def engine_environment(ports: EnginePorts, role: str) -> dict[str, str]:
     """What is added to our environment for an engine."""
-    return {**ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.side_channel)}
+    own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.side_channel), NICENESS_VARIABLE: str(NICENESS[role])}
+    return {**ENVIRONMENT, **own}

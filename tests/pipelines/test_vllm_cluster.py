@@ -75,6 +75,9 @@ def test_up_warms_every_pair_and_down_leaves_no_process(capsys: pytest.CaptureFi
             assert engine.kv_events.startswith("tcp://127.0.0.1:")
         assert len(processes(state)) == 10
         assert all(process.is_alive for process in processes(state))
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        nice = [os.getpriority(os.PRIO_PROCESS, engine.pid) - own for engine in state.engines]
+        assert nice == [min(10, 19 - own)] * 2 + [min(5, 19 - own)] * 3
 
         assert main(["cluster", "status"]) == 0
         out = capsys.readouterr().out
