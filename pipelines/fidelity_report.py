@@ -27,7 +27,7 @@ class WorkloadFidelity:
 
 @dataclass(frozen=True)
 class Verdict:
-    """residual: mean absolute goodput residual over all runs. named: of how many of the workloads it names the winner."""
+    """residual: mean absolute goodput residual of all runs. named: on how many workloads it names the winner."""
 
     residual: float
     runs: int
