@@ -25,7 +25,7 @@ def start_engine(
     record: EngineRecord, python: Path, flags: Sequence[str], ports: EnginePorts, folder: Path
 ) -> EngineProcess:
     """Start an engine and note in `folder` how."""
-    start = EngineStart([str(python), "-m", MODULE, *flags], engine_environment(ports, record.role))
+    start = EngineStart([str(python), "-m", MODULE, *flags], engine_environment(ports))
     write_atomically(_note_of(record, folder), msgspec.json.format(msgspec.json.encode(start), indent=2))
     return start_process(record, start.words, start.environment)
 
