@@ -58,7 +58,7 @@ class OffPolicy:
 
 def on_policy(reward: Floats) -> Estimate:
     """The mean of rewards (n_rows,) in order of arrival."""
-    return _estimate(float(reward.mean()), reward - reward.mean())
+    return _widened(_estimate(float(reward.mean()), reward - reward.mean()), float(len(reward)))
 
 
 def off_policy(
@@ -87,15 +87,18 @@ def off_policy(
     if effective < MIN_EFFECTIVE_ROWS:
         refusal = f"{n_matched} rows chose so, {effective:.0f} effective: at least {MIN_EFFECTIVE_ROWS:.0f} are needed"
         return OffPolicy(n, n_matched, effective, largest, clipped, refusal=refusal)
-    estimates = (
-        ips(reward, weight),
-        snips(reward, weight),
-        doubly_robust(reward, weight, *cross_fitted(reward, logged_features, target_features)),
+    predicted = cross_fitted(reward, logged_features, target_features)
+    # Where nearly all of few rows kept their targets, their spread says too little of how far off they may be.
+    return OffPolicy(
+        rows=n,
+        matched=n_matched,
+        effective_rows=effective,
+        largest_weight=largest,
+        clipped=clipped,
+        ips=ips(reward, weight),
+        snips=_widened(snips(reward, weight), effective),
+        dr=_widened(doubly_robust(reward, weight, *predicted), effective),
     )
-    if np.ptp(reward[matched]) == 0.0:
-        # Nothing varies among these rows, so nothing tells how far off they are.
-        estimates = tuple(_widened(found, effective) for found in estimates)  # type: ignore[assignment]
-    return OffPolicy(n, n_matched, effective, largest, clipped, *estimates)
 
 
 def effective_rows(weight: Floats) -> float:

@@ -21,7 +21,10 @@ LIMIT = (
     "Take them as a diagnostic beside the simulator and live runs, never instead of them."
 )
 WIDTH = 120
-HEADER = ("candidate", "choice", "matched", "effective", "weight", "IPS", "SNIPS", "DR", "simulated")
+HEADER = (
+    *("candidate", "choice", "matched", "effective", "weight", "IPS", "SNIPS", "DR", "simulated"),
+    *("TTFT met", "TPOT met"),
+)
 
 
 class CandidateReport(msgspec.Struct, frozen=True):
@@ -79,7 +82,9 @@ def report_lines(report: Report) -> list[str]:
         "",
         *(f"{name}: {meaning}." for name, meaning in report.choices.items()),
         "effective: rows of equal weight that would tell as much; weight: the largest. simulated: every request of the "
-        "journal under the candidate" + (" (none without --artifact)." if report.artifact is None else "."),
+        "journal under the candidate"
+        + ("; none without --artifact." if report.artifact is None else ".")
+        + " TTFT, TPOT met: DR.",
         *disagreement_lines(report),
         "",
         *textwrap.wrap(report.limit, WIDTH),
@@ -87,22 +92,21 @@ def report_lines(report: Report) -> list[str]:
 
 
 def table_lines(report: Report) -> list[str]:
-    """Two rows a candidate, the action alone and the full choice, and its two targets apart."""
+    """Two rows a candidate: the action alone, and the full choice."""
     rows: list[tuple[str, ...]] = [HEADER]
-    after: dict[int, str] = {}
+    refusals = []
     for candidate in report.candidates:
         simulated = "-" if candidate.simulated_goodput is None else f"{candidate.simulated_goodput:.3f}"
         for choice, found in candidate.estimates.items():
-            rows.append((candidate.policy, choice, *cells(found["goodput"]), simulated))
-            after[len(rows)] = found["goodput"].refusal or targets_text(found)
+            rows.append((candidate.policy, choice, *cells(found["goodput"]), simulated, *target_cells(found)))
+            if found["goodput"].refusal is not None:
+                refusals.append(f"{candidate.policy}, {choice}, refused: {found['goodput'].refusal}.")
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     lines = []
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         aligned = (c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(aligned).rstrip())
-        if number in after:
-            lines.append(" " * (widths[0] + 2) + f"  {after[number]}")
-    return lines
+        lines.append("  ".join(aligned))
+    return [*lines, *refusals]
 
 
 def cells(found: OffPolicy) -> tuple[str, ...]:
@@ -111,9 +115,10 @@ def cells(found: OffPolicy) -> tuple[str, ...]:
     return f"{found.matched}", f"{found.effective_rows:.0f}", f"{found.largest_weight:.1f}", *estimates
 
 
-def targets_text(found: dict[str, OffPolicy]) -> str:
-    parts = [f"{name.upper()} met {interval_text(found[name].dr)}" for name in ("ttft", "tpot")]
-    return f"{', '.join(parts)} (DR)"
+def target_cells(found: dict[str, OffPolicy]) -> tuple[str, ...]:
+    """Attainment of each target, doubly robust."""
+    estimates = [found[name].dr for name in ("ttft", "tpot")]
+    return tuple("-" if one is None else f"{one.value:.3f}" for one in estimates)
 
 
 def interval_text(found: Estimate | None) -> str:

@@ -1,7 +1,8 @@
-"""Explored journal rows without interference: real decisions, and outcomes of known probability given row and choice."""
+"""Explored journal rows without interference: real decisions, outcomes of known probability."""
 
 import math
 
+import msgspec
 import numpy as np
 from synthetic_rows import DECODE_ENGINES, PREFILL_ENGINES, journal_row
 
@@ -63,19 +64,21 @@ def _answered(row: Row, policy: Policy, rng: np.random.Generator) -> Row:
     request, fleet = request_and_fleet(row)
     found = policy.decide(request, fleet, row.rotation, row.explore, Draws(*row.draws))
     met = bool(rng.random() < met_probability(request, fleet, found.action, found.prefill, found.decode))
-    given = row.__class__.__struct_fields__
-    fields = {name: getattr(row, name) for name in given if not name.startswith("executed")}
-    remote = found.action != LOCAL
-    fields |= {
-        "action": ACTION_NAMES[found.action],
-        "prefill_engine": PREFILL_ENGINES[found.prefill] if remote else None,
-        "decode_engine": DECODE_ENGINES[found.decode],
-        "propensity": found.propensity,
-        "slo_met": met,
-        "ttft_s": 0.2 if met else 0.9,
-    }
-    number = fields.pop("rotation")
-    return journal_row(number, **fields)
+    action = ACTION_NAMES[found.action]
+    prefill = None if found.action == LOCAL else PREFILL_ENGINES[found.prefill]
+    decode = DECODE_ENGINES[found.decode]
+    return msgspec.structs.replace(
+        row,
+        action=action,
+        prefill_engine=prefill,
+        decode_engine=decode,
+        executed=action,
+        executed_prefill_engine=prefill,
+        executed_decode_engine=decode,
+        propensity=found.propensity,
+        slo_met=met,
+        ttft_s=0.2 if met else 0.9,
+    )
 
 
 def true_goodput(rows: list[Row], candidate: Policy, seed: int = 0) -> float:
