@@ -7,19 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 from explored_rows import explored_rows, true_goodput
-from simulated_journals import profile_times
-from small_runs import Rutter, simulated_collection
+from small_runs import ROOT, Rutter, simulated_collection
 from synthetic_rows import journal_row, write_journal
 
-from learn.simulation import Topology
 from pipelines import cli
-from pipelines.bench_artifact import full_size_artifact
-from serve_table.artifact import save
 from serve_table.policy import policy
-from serve_table.slo import targets_from_profile
-from serve_table.step_time import A40_3B
 
 N_ROWS = 600
+ARTIFACT = ROOT / "artifacts" / "default.safetensors"
 LEAST_LOADED = policy("least_loaded")
 
 
@@ -34,18 +29,10 @@ def journal(tmp_path: Path, rows: list[Any]) -> Path:
     return tmp_path / "journal"
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("artifact") / "table.safetensors"
-    topology = Topology(2, 4, profile_times(1.0, 1.0, 1.0), 0.002)
-    save(full_size_artifact(topology, targets_from_profile(A40_3B), 300, 1), path)
-    return path
-
-
 def test_the_report_has_every_candidate_beside_the_simulator_and_is_in_the_run_folder(
-    rutter: Rutter, tmp_path: Path, journal: Path, artifact: Path, rows: list[Any]
+    rutter: Rutter, tmp_path: Path, journal: Path, rows: list[Any]
 ) -> None:
-    words = ["off-policy", "--run-dir", tmp_path / "run", "--journal", journal, "--artifact", artifact, "--json"]
+    words = ["off-policy", "--run-dir", tmp_path / "run", "--journal", journal, "--artifact", ARTIFACT, "--json"]
     ended = rutter(*words, "--policies", "table", "always_local")
     assert ended.status == 0, ended.error
     report = json.loads(ended.out)
