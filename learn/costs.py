@@ -35,8 +35,8 @@ shows in every TPOT, a hand-off only in how long a request waits for the next st
 
 OVERHEAD_RANGE = (0.0, 3.0)
 SCAN = 13
-"""Points a side of the grid of hand-offs and overheads that is looked through: a request joins with whole steps, so much
-of the one can pass for the other, with false optima in between."""
+"""Points a side of the grid of hand-offs and overheads that is looked through: a request joins with whole steps, so
+much of the one can pass for the other, with false optima in between."""
 GENERATIONS = 20
 
 RIDGE = 1e-3
@@ -79,8 +79,8 @@ def fit_costs(
 
     The error of a row is the capped absolute log ratio of simulated to measured TTFT, and of TPOT. It is rough in the
     constants, as queues are, so a simplex that approaches is followed by a scan of hand-off and overhead, differential
-    evolution (Storn and Price 1997) about where that came to, and another simplex. seed: of the evolution; equal rows give equal constants.
-    profile, overhead_s: where the fit starts.
+    evolution (Storn and Price 1997) about where that came to, and another simplex. seed: of the evolution; equal rows
+    give equal constants. profile, overhead_s: where the fit starts.
     """
 
     def errors(vector: Floats) -> tuple[Floats, Floats]:
