@@ -56,6 +56,9 @@ class Bench:
     def idle(self) -> bool:
         """Whether every in-flight counter is back at 0."""
         engines = self.context.fleet.engines
+        book = self.context.residents
+        if book is not None and (any(book.requests) or any(book.seen().shares)):
+            return False
         return all(e.requests == 0 and e.tokens == 0 and e.local_prefill_tokens == 0 for e in engines)
 
     async def until_idle(self) -> None:

@@ -1,0 +1,110 @@
+"""The router's residents: kept by what really streamed, and gone without a trace."""
+
+import random
+
+import pytest
+
+from serve_table.harm import N_SHARE, context_tokens, harm, remaining_tokens
+from serve_table.policy import policy
+from serve_table.residents import ResidentBook
+
+PARAMS = policy("price").params
+
+
+class Clock:
+    now_s = 5.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> ResidentBook:
+    return ResidentBook(PARAMS, 2, 3, clock)
+
+
+def test_tokens_count_as_they_stream(book: ResidentBook, clock: Clock) -> None:
+    bound = book.bind(1, None, 0, 300.0, 100.0)
+    assert (context_tokens(book.seen(), 1), remaining_tokens(book.seen(), 1)) == (300.0, 99.0)
+    clock.now_s += 0.1
+    bound.streamed(1)
+    clock.now_s += 0.3
+    bound.streamed(31)
+    assert (context_tokens(book.seen(), 1), remaining_tokens(book.seen(), 1)) == pytest.approx((331.0, 69.0))
+    assert context_tokens(book.seen(), 0) == 0.0
+
+
+def test_one_that_streams_too_slowly_has_less_slack(book: ResidentBook, clock: Clock) -> None:
+    def harm_after(gap_s: float) -> float:
+        bound = book.bind(0, None, 1, 300.0, 100.0)
+        bound.streamed(1)
+        clock.now_s += 40 * gap_s
+        bound.streamed(41)
+        found = harm(book.seen(), 0, 0.0005, 0.0, 0.0)
+        bound.leave()
+        return found
+
+    assert harm_after(0.010) < harm_after(0.016) > harm_after(0.050)
+
+
+def test_a_request_without_its_first_token_is_lost_after_its_deadline(book: ResidentBook, clock: Clock) -> None:
+    bound = book.bind(2, None, 1, 300.0, 100.0)
+    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) > 0.0
+    clock.now_s = bound.deadline_s + 0.001
+    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) == pytest.approx(0.0, abs=1e-12)
+    bound.streamed(1)
+    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) == pytest.approx(0.0, abs=1e-12)
+    bound.leave()
+    assert not any(book.seen().shares)
+
+
+def test_a_prefill_engine_is_known_to_work_since_its_first_leg_or_last_answer(book: ResidentBook, clock: Clock) -> None:
+    first = book.bind(0, 1, 0, 300.0, 100.0)
+    clock.now_s = 6.0
+    second = book.bind(0, 1, 0, 300.0, 100.0)
+    assert book.seen().prefill_since_s[1] == 5.0
+    clock.now_s = 7.0
+    first.prefill_returned()
+    clock.now_s = 8.0
+    first.prefill_returned()
+    assert book.seen().prefill_since_s[1] == 7.0
+    second.leave()
+    clock.now_s = 9.0
+    book.bind(0, 1, 0, 300.0, 100.0)
+    assert book.seen().prefill_since_s[1] == 9.0
+
+
+def test_whatever_happens_in_which_order_nothing_is_left(book: ResidentBook, clock: Clock) -> None:
+    rng = random.Random(3)
+    live = []
+    for _ in range(600):
+        clock.now_s += rng.random() * 0.01
+        if rng.random() < 0.4:
+            prefill = rng.choice([None, 0, 1])
+            live.append(
+                book.bind(rng.randrange(3), prefill, rng.randrange(2), rng.randrange(1, 5000), rng.random() * 900)
+            )
+        elif live:
+            bound = rng.choice(live)
+            step = rng.randrange(5)
+            if step == 0:
+                bound.prefill_returned()
+            elif step == 1:
+                bound.move_to(rng.randrange(3))
+            elif step == 2:
+                bound.leave()
+                live.remove(bound)
+                bound.leave()
+            else:
+                bound.streamed(rng.randrange(1, 50))
+        book.seen()
+    assert sum(book.requests) == len(live) > 0
+    for bound in live:
+        bound.leave()
+    assert book.requests == [0.0] * 3
+    assert book.seen().shares == [0.0] * (3 * N_SHARE)
