@@ -132,15 +132,27 @@ def after_stall(shares: Sequence[float], start: int, steps: float) -> float:
     return shares[start + k] + part * (shares[start + k + 1] - shares[start + k])
 
 
-def harm(residents: Residents, engine: int, rise_s: float, pending_steps: float, stall_steps: float) -> float:
+def harm(
+    params: Sequence[float],
+    residents: Residents,
+    engine: int,
+    n_requests: float,
+    rise_s: float,
+    pending_s: float,
+    stall_s: float,
+) -> float:
     """Residents of an engine that are expected to miss their TPOT target for it, beyond those that will anyway.
 
-    rise_s: of the engine's step time. pending_steps: the stall that is already bound to come; stall_steps: the one
-    that would come on top of it; both in floors of a step's time.
+    rise_s: of the engine's step time. pending_s: the stall that is already bound to come; stall_s: the one that would
+    come on top of it. For a long rise the slope is the mean of that at its begin and at its end, where the mean
+    resident is as late as a stall would make it.
     """
     shares = residents.shares
     start = engine * N_SHARE
-    hurt = rise_s * after_stall(shares, start + RISE, pending_steps + stall_steps)
-    if stall_steps > 0.0:
-        hurt += after_stall(shares, start, pending_steps + stall_steps) - after_stall(shares, start, pending_steps)
+    per_s = 1.0 / params[FLOOR_S]
+    begin = (pending_s + stall_s) * per_s
+    end = begin + rise_s * shares[start + REMAINING] / max(n_requests, 1.0) * per_s
+    hurt = rise_s * 0.5 * (after_stall(shares, start + RISE, begin) + after_stall(shares, start + RISE, end))
+    if stall_s > 0.0:
+        hurt += after_stall(shares, start, begin) - after_stall(shares, start, pending_s * per_s)
     return hurt

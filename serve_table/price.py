@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from serve_table.harm import Residents, context_tokens, harm, logistic, remaining_tokens
 from serve_table.price_params import (
     BACKLOG_WEIGHT,
-    FLOOR_S,
     HANDOFF_S,
     HANDOFF_TOKEN_S,
     HARM_WEIGHT,
@@ -25,6 +24,7 @@ from serve_table.price_params import (
     OVERHEAD_S,
     PREFILL_TOKEN_S,
     PREFILL_WEIGHT,
+    SHORT_STAY,
     STEP_TOKENS,
     TPOT_WEIGHT,
     TPOT_WIDTH,
@@ -62,28 +62,38 @@ def prefilled_after_s(
 def best_prefill(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
 ) -> tuple[int, float]:
-    """The prefill engine that would be done first, its own work weighed in, and when; ties in rotation."""
+    """The prefill engine that would be done first, and when; ties in rotation."""
     n = len(fleet.prefill_up)
     best = NO_ENGINE
-    best_cost_s = 0.0
-    best_after_s = 0.0
+    best_s = 0.0
     for k in range(n):
         p = (rotation + k) % n
         if fleet.prefill_up[p] > 0.0:
             after_s = prefilled_after_s(params, request, fleet, residents, p)
-            uncached = request.prompt_tokens - request.prefill_cached_tokens[p]
-            cost_s = after_s + params[PREFILL_WEIGHT] * params[PREFILL_TOKEN_S] * uncached
-            if best == NO_ENGINE or cost_s < best_cost_s:
+            if best == NO_ENGINE or after_s < best_s:
                 best = p
-                best_cost_s = cost_s
-                best_after_s = after_s
-    return best, best_after_s
+                best_s = after_s
+    return best, best_s
+
+
+def share_to_leave(params: Sequence[float], context: float, n: float) -> float:
+    """Of the residents of a decode engine that cannot hold so many tokens and sequences; 0 where it can."""
+    return max(1.0 - params[KV_TOKENS] / max(context, 1.0), 1.0 - params[MAX_SEQUENCES] / n, 0.0)
 
 
 def decode_values(
-    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefilled_s: float, d: int
+    params: Sequence[float],
+    request: Request,
+    fleet: Fleet,
+    residents: Residents,
+    prefilled_s: float,
+    prefill_tokens: float,
+    d: int,
 ) -> tuple[float, float]:
-    """Value of a request on decode engine d: prefilled there, and elsewhere after `prefilled_s`."""
+    """Value of a request on decode engine d: prefilled there, and elsewhere after `prefilled_s`.
+
+    prefill_tokens: what would be computed elsewhere.
+    """
     known = len(residents.shares) > 0
     n = fleet.decode_requests[d]
     context = context_tokens(residents, d) if known else fleet.decode_tokens[d]
@@ -91,15 +101,11 @@ def decode_values(
     slo_class = 1 if request.slo_class == 1 else 0
     step_s = step_time_s(params, n, context)
     joined_s = step_time_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
-    uncached = prompt - request.decode_cached_tokens[d]
-    unit_s = params[FLOOR_S]
+    uncached = max(prompt - request.decode_cached_tokens[d], 0.0)
     pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
     stall_s = params[PREFILL_TOKEN_S] * uncached
-    wait_s = 0.0
-    over = max((context + prompt - params[KV_TOKENS]) / (context + 1.0), (n + 1.0 - params[MAX_SEQUENCES]) / (n + 1.0))
-    if over > 0.0 and known:
-        # This share of what is there must leave first.
-        wait_s = params[KV_WAIT] * over * remaining_tokens(residents, d) / max(n, 1.0) * step_s
+    left = remaining_tokens(residents, d) / max(n, 1.0) if known else 0.0
+    wait_s = params[KV_WAIT] * share_to_leave(params, context + prompt, n + 1.0) * left * step_s
     local_steps = LOCAL_JOIN_STEPS if n > 0.0 else 1.0
     local_steps += (fleet.decode_prefill_tokens[d] + uncached) / params[STEP_TOKENS]
     local_s = params[OVERHEAD_S] + wait_s + pending_s + stall_s + local_steps * joined_s
@@ -113,11 +119,14 @@ def decode_values(
     local = in_time * logistic((1.0 - local_s / target_s) / params[TTFT_WIDTH]) - small
     local -= (params[TTFT_WEIGHT] * local_s + params[LOCAL_WEIGHT] * stall_s) / target_s
     remote = in_time * logistic((1.0 - remote_s / target_s) / params[TTFT_WIDTH]) - small
-    remote -= params[TTFT_WEIGHT] * remote_s / target_s
+    work_s = params[PREFILL_TOKEN_S] * prefill_tokens
+    remote -= (params[TTFT_WEIGHT] * remote_s + params[PREFILL_WEIGHT] * work_s) / target_s
     if known:
         rise_s, weight = joined_s - step_s, params[HARM_WEIGHT]
-        local -= weight * harm(residents, d, rise_s, pending_s / unit_s, stall_s / unit_s)
-        remote -= weight * harm(residents, d, rise_s, pending_s / unit_s, 0.0)
+        stay = min(request.predicted_output_tokens / max(left, 1.0), 1.0)
+        rise_s *= 1.0 - params[SHORT_STAY] * (1.0 - stay)
+        local -= weight * harm(params, residents, d, n, rise_s, pending_s, stall_s)
+        remote -= weight * harm(params, residents, d, n, rise_s, pending_s, 0.0)
     return local, remote
 
 
@@ -129,6 +138,9 @@ def best_candidate(
     prefilled_s = 0.0
     if request.remote_allowed:
         prefill, prefilled_s = best_prefill(params, request, fleet, residents, rotation)
+    prefill_tokens = 0.0
+    if prefill != NO_ENGINE:
+        prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
     best_action = LOCAL
     best = NO_ENGINE
     best_value = 0.0
@@ -136,7 +148,7 @@ def best_candidate(
     for k in range(n):
         d = (rotation + k) % n
         if fleet.decode_up[d] > 0.0:
-            local, remote = decode_values(params, request, fleet, residents, prefilled_s, d)
+            local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
             if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
                 best_action, best, best_value = REMOTE, d, remote
             if best == NO_ENGINE or local > best_value:

@@ -28,6 +28,7 @@ TPOT_WEIGHT = 23
 BACKLOG_WEIGHT = 24
 PREFILL_WEIGHT = 25
 LOCAL_WEIGHT = 26
+SHORT_STAY = 27
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -40,7 +41,9 @@ class PriceParams:
     harm_weight: of a resident's miss against this request's own chance. Widths: of the logistic, in shares of the
     target. remaining_floor: the least share of its predicted tokens that an answer is taken to have left. kv_wait:
     factor on the wait for KV blocks. Then weights of small terms: TTFT and TPOT in targets, committed tokens in KV
-    budgets, prefill engine's time in seconds, local prefill in TTFT targets.
+    budgets, computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that
+    is predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
+    proportion.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -68,8 +71,9 @@ class PriceParams:
     ttft_weight: float = 0.02
     tpot_weight: float = 0.02
     backlog_weight: float = 0.02
-    prefill_weight: float = 0.1
+    prefill_weight: float = 0.01
     local_weight: float = 0.02
+    short_stay: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", *_DIVISORS):

@@ -70,7 +70,7 @@ def test_the_sums_are_near_the_exact_harm(n: int) -> None:
     for seed in range(3):
         residents, exact, step_s = busy_engine(seed, n)
         for rise_s, pending_s, stall_s in ((0.0001, 0.0, 0.0), (0.0006, 0.0, 0.0), (0.0002, 0.03, 0.2)):
-            found = harm(residents, 1, rise_s, pending_s / FLOOR_S, stall_s / FLOOR_S)
+            found = harm(PARAMS, residents, 1, float(len(exact)), rise_s, pending_s, stall_s)
             expected = sum(
                 miss_probability(one, step_s + rise_s, pending_s + stall_s) - miss_probability(one, step_s, pending_s)
                 for one in exact
@@ -78,7 +78,7 @@ def test_the_sums_are_near_the_exact_harm(n: int) -> None:
             wrong += abs(found - expected)
             whole += expected
     assert whole > 0.3
-    assert wrong < 0.08 * whole
+    assert wrong < 0.06 * whole
 
 
 def test_a_resident_that_lost_its_ttft_is_not_harmed_but_still_has_its_context() -> None:
@@ -86,10 +86,10 @@ def test_a_resident_that_lost_its_ttft_is_not_harmed_but_still_has_its_context()
     share = [0.0] * N_SHARE
     tight = Resident(1, 500.0, 200.0, 1.0, 0.0, False)
     renew_share(PARAMS, residents, 0, 60.0, tight, share, 0)
-    before = harm(residents, 0, 0.001, 0.0, 10.0)
+    before = harm(PARAMS, residents, 0, 60.0, 0.001, 0.0, 0.1)
     renew_share(PARAMS, residents, 0, 60.0, tight._replace(lost=True), share, 0)
     assert before > 0.01
-    assert harm(residents, 0, 0.001, 0.0, 10.0) == pytest.approx(0.0, abs=1e-12)
+    assert harm(PARAMS, residents, 0, 60.0, 0.001, 0.0, 0.1) == pytest.approx(0.0, abs=1e-12)
     assert residents.shares[-2] == pytest.approx(501.0)
 
 
@@ -101,15 +101,16 @@ def test_an_engine_without_residents_has_sums_of_exactly_0() -> None:
         for streamed in range(4):
             one = Resident(k % 2, rng.random() * 1e4, rng.random() * 1e3, float(streamed), rng.random(), False)
             renew_share(PARAMS, residents, 0, k + 1.0, one, share, 0)
-    assert harm(residents, 0, 0.001, 0.0, 0.0) > 0.0
+    assert harm(PARAMS, residents, 0, 50.0, 0.001, 0.0, 0.0) > 0.0
     for k, share in enumerate(shares):
         remove_share(residents, 0, 49.0 - k, share, 0)
     assert residents.shares == [0.0] * N_SHARE
 
 
-@pytest.mark.parametrize("stall", [0.0, 1.0, 2.0, 9.0, 100.0, 1e6])
-def test_harm_grows_with_the_rise_and_the_stall(stall: float) -> None:
-    residents, _, _ = busy_engine(1, 30)
-    less = harm(residents, 1, 0.0002, 1.0, stall)
-    assert 0.0 < less < harm(residents, 1, 0.0004, 1.0, stall)
-    assert less <= harm(residents, 1, 0.0002, 1.0, stall + 1.0) + 0.05
+@pytest.mark.parametrize("stall_s", [0.0, 0.01, 0.02, 0.09, 1.0, 1e4])
+def test_harm_grows_with_the_rise_and_the_stall(stall_s: float) -> None:
+    residents, exact, _ = busy_engine(1, 30)
+    n = float(len(exact))
+    less = harm(PARAMS, residents, 1, n, 0.0002, 0.01, stall_s)
+    assert 0.0 < less < harm(PARAMS, residents, 1, n, 0.0004, 0.01, stall_s)
+    assert less <= harm(PARAMS, residents, 1, n, 0.0002, 0.01, stall_s + 0.01) + 0.05

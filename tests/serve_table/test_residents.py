@@ -45,7 +45,7 @@ def test_one_that_streams_too_slowly_has_less_slack(book: ResidentBook, clock: C
         bound.streamed(1)
         clock.now_s += 40 * gap_s
         bound.streamed(41)
-        found = harm(book.seen(), 0, 0.0005, 0.0, 0.0)
+        found = harm(PARAMS, book.seen(), 0, 1.0, 0.0005, 0.0, 0.0)
         bound.leave()
         return found
 
@@ -54,11 +54,11 @@ def test_one_that_streams_too_slowly_has_less_slack(book: ResidentBook, clock: C
 
 def test_a_request_without_its_first_token_is_lost_after_its_deadline(book: ResidentBook, clock: Clock) -> None:
     bound = book.bind(2, None, 1, 300.0, 100.0)
-    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) > 0.0
+    assert harm(PARAMS, book.seen(), 2, 1.0, 0.001, 0.0, 0.1) > 0.0
     clock.now_s = bound.deadline_s + 0.001
-    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) == pytest.approx(0.0, abs=1e-12)
+    assert harm(PARAMS, book.seen(), 2, 1.0, 0.001, 0.0, 0.1) == pytest.approx(0.0, abs=1e-12)
     bound.streamed(1)
-    assert harm(book.seen(), 2, 0.001, 0.0, 10.0) == pytest.approx(0.0, abs=1e-12)
+    assert harm(PARAMS, book.seen(), 2, 1.0, 0.001, 0.0, 0.1) == pytest.approx(0.0, abs=1e-12)
     bound.leave()
     assert not any(book.seen().shares)
 
