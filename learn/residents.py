@@ -79,7 +79,7 @@ def unbind(bound: Bound, i: int, d: int, n_requests: float) -> None:
         bound.next[bound.previous[i]] = bound.next[i]
     if bound.next[i] != NONE:
         bound.previous[bound.next[i]] = bound.previous[i]
-    if bound.told[i] != UNSEEN:
+    if bound.told[i] != UNSEEN or n_requests == 0.0:
         remove_share(residents_at(bound, 0.0), d, n_requests, bound.own, i * harm.N_SHARE)
 
 

@@ -1,8 +1,12 @@
 """The router's residents: kept by what really streamed, and gone without a trace."""
 
+import asyncio
 import random
+from pathlib import Path
 
 import pytest
+from router_bench import CHAT, chat_body, router_bench
+from stub_engines import DONE, Out, StubRequest, chat_event, prefill_engine, running, usage_event
 
 from serve_table.harm import N_SHARE, context_tokens, harm, remaining_tokens
 from serve_table.policy import policy
@@ -108,3 +112,39 @@ def test_whatever_happens_in_which_order_nothing_is_left(book: ResidentBook, clo
         bound.leave()
     assert book.requests == [0.0] * 3
     assert book.seen().shares == [0.0] * (3 * N_SHARE)
+
+
+async def test_the_router_keeps_what_it_relays(tmp_path: Path) -> None:
+    half_way, go_on = asyncio.Event(), asyncio.Event()
+
+    async def decode(request: StubRequest, out: Out) -> None:
+        if not request.body:
+            await out.whole(200, b"{}")
+            return
+        await out.head()
+        for k in range(60):
+            await out.piece(chat_event({"content": "a"}))
+            if k == 40:
+                half_way.set()
+                await go_on.wait()
+        await out.piece(chat_event({}, "stop") + usage_event() + DONE)
+        await out.end()
+
+    async with (
+        running(prefill_engine, decode) as (p, d),
+        router_bench(tmp_path, [p], [d], "price", dilation=2.0) as bench,
+    ):
+        book = bench.context.residents
+        assert book is not None
+        streaming = asyncio.create_task(bench.stream(CHAT, chat_body(stream=True)))
+        await half_way.wait()
+        await asyncio.sleep(0.05)
+        bound = bench.context.fleet.decode[0].tokens
+        assert book.requests == [1.0]
+        # 200 tokens are predicted where nothing is known; shares are renewed after the 1st, 17th and 33rd token.
+        assert 0.0 < context_tokens(book.seen(), 0) - (bound - 200.0) <= 41.0
+        assert remaining_tokens(book.seen(), 0) < 199.0
+        go_on.set()
+        await streaming
+        await bench.until_idle()
+        assert (await bench.row()).policy == "price"
