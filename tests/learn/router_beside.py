@@ -82,9 +82,9 @@ def results() -> dict[str, Any]:
     seen = set()
     for seed, rate in ((2, 30.0), (3, 60.0)):
         router = RouterBeside()
-        simulator.decide, simulator._complete = router.decide, router.complete
+        vars(simulator).update(decide=router.decide, _complete=router.complete)
         simulate(random_trace(seed, 60, rate), SMALL_TOPOLOGY, POLICY, SMALL_SLO, 12.0, macro_steps=False)
-        simulator.decide, simulator._complete = router._decide, router._complete
+        vars(simulator).update(decide=router._decide, _complete=router._complete)
         agreed += [tuple(a) == tuple(b) for a, b in zip(router.simulated, router.routed, strict=True)]
         seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
         left = max(abs(value) for value in router.book.seen().shares)
