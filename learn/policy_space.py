@@ -198,6 +198,7 @@ def price_space() -> Space:
         "prefill_weight": FloatDistribution(0.0, 0.2),
         "local_weight": FloatDistribution(0.0, 0.2),
         "short_stay": FloatDistribution(0.0, 1.0),
+        "step_factor": FloatDistribution(0.85, 1.1),
     }
 
 
@@ -207,9 +208,9 @@ def price_start() -> list[dict[str, Any]]:
     start = {name: defaults[name] for name in price_space()}
     others: tuple[dict[str, float], ...] = (
         {"harm_weight": 0.1},
-        {"tpot_width": 0.03, "ttft_width": 0.05},
-        {"tpot_width": 0.1, "ttft_width": 0.2},
-        {"harm_weight": 2.0, "remaining_floor": 0.3},
+        {"tpot_width": 0.015, "ttft_width": 0.03},
+        {"tpot_width": 0.06, "ttft_width": 0.12},
+        {"harm_weight": 1.5, "step_factor": 1.0},
     )
     return [start, *(start | other for other in others)]
 

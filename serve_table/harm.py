@@ -11,8 +11,7 @@ from collections.abc import MutableSequence, Sequence
 from math import exp
 from typing import NamedTuple
 
-from serve_table.price_params import FLOOR_S, REMAINING_FLOOR, TPOT_WIDTH, tpot_target_s
-from serve_table.step_time import step_time_s
+from serve_table.price_params import FLOOR_S, REMAINING_FLOOR, TPOT_WIDTH, expected_step_s, tpot_target_s
 
 STALL_GRID_STEPS = (0.0, 2.0, 6.0, 16.0, 40.0, 100.0)
 """Lengths of stall that the harm is known at, in floors of a step's time; in between it is a line."""
@@ -93,7 +92,7 @@ def renew_share(
     streamed_gaps = streamed - 1.0 if streamed > 1.0 else 0.0
     remaining = max(predicted - 1.0 - streamed_gaps, params[REMAINING_FLOOR] * predicted, 1.0)
     allowed_s = tpot_target_s(params, resident.slo_class) * (streamed_gaps + remaining)
-    step_s = step_time_s(params, n_requests, sums[at + CONTEXT])
+    step_s = expected_step_s(params, n_requests, sums[at + CONTEXT])
     scale = 1.0 / (params[TPOT_WIDTH] * allowed_s)
     late = (resident.elapsed_s + remaining * step_s - allowed_s) * scale
     for k in range(N_STALLS):

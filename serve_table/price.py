@@ -30,6 +30,7 @@ from serve_table.price_params import (
     TPOT_WIDTH,
     TTFT_WEIGHT,
     TTFT_WIDTH,
+    expected_step_s,
     tpot_target_s,
     ttft_target_s,
 )
@@ -39,6 +40,9 @@ from serve_table.step_time import step_time_s
 LOCAL_JOIN_STEPS = 1.5
 REMOTE_JOIN_STEPS = 3.0
 """Steps of a busy engine from a request's coming to its first token; a transfer is noticed one step late."""
+
+LEAST_BACKLOG = 0.1
+"""An engine that gives nothing back for long is not taken for one that has done its work."""
 
 
 def prefill_time_s(params: Sequence[float], tokens: float) -> float:
@@ -55,7 +59,8 @@ def prefilled_after_s(
     """Time until a prefill engine would be done with this request: its backlog, less what it has done of it."""
     backlog_s = prefill_time_s(params, fleet.prefill_tokens[prefill])
     if backlog_s > 0.0 and len(residents.prefill_since_s) > 0:
-        backlog_s = max(backlog_s - (residents.now_s - residents.prefill_since_s[prefill]), 0.0)
+        done_s = residents.now_s - residents.prefill_since_s[prefill]
+        backlog_s = max(backlog_s - done_s, LEAST_BACKLOG * backlog_s)
     return backlog_s + prefill_time_s(params, request.prompt_tokens - request.prefill_cached_tokens[prefill])
 
 
@@ -99,8 +104,8 @@ def decode_values(
     context = context_tokens(residents, d) if known else fleet.decode_tokens[d]
     prompt = request.prompt_tokens
     slo_class = 1 if request.slo_class == 1 else 0
-    step_s = step_time_s(params, n, context)
-    joined_s = step_time_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
+    step_s = expected_step_s(params, n, context)
+    joined_s = expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
     uncached = max(prompt - request.decode_cached_tokens[d], 0.0)
     pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
     stall_s = params[PREFILL_TOKEN_S] * uncached

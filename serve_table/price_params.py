@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from serve_table.errors import ConfigError
 from serve_table.slo import SloTargets, targets_from_profile
-from serve_table.step_time import A40_3B, HardwareProfile
+from serve_table.step_time import A40_3B, HardwareProfile, step_time_s
 
 # Places of the fields of `PriceParams`; the step-time constants are the first five.
 FLOOR_S = 0
@@ -29,6 +29,7 @@ BACKLOG_WEIGHT = 24
 PREFILL_WEIGHT = 25
 LOCAL_WEIGHT = 26
 SHORT_STAY = 27
+STEP_FACTOR = 28
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -43,7 +44,7 @@ class PriceParams:
     factor on the wait for KV blocks. Then weights of small terms: TTFT and TPOT in targets, committed tokens in KV
     budgets, computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that
     is predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
-    proportion.
+    proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -63,20 +64,21 @@ class PriceParams:
     tight_ttft_base_s: float = _TARGETS.tight.ttft_base_s
     tight_ttft_per_prompt_token_s: float = _TARGETS.tight.ttft_per_prompt_token_s
     tight_tpot_s: float = _TARGETS.tight.tpot_s
-    harm_weight: float = 1.0
-    ttft_width: float = 0.1
-    tpot_width: float = 0.05
-    remaining_floor: float = 0.15
-    kv_wait: float = 1.0
+    harm_weight: float = 0.55
+    ttft_width: float = 0.06
+    tpot_width: float = 0.028
+    remaining_floor: float = 0.55
+    kv_wait: float = 0.7
     ttft_weight: float = 0.02
-    tpot_weight: float = 0.02
-    backlog_weight: float = 0.02
-    prefill_weight: float = 0.01
-    local_weight: float = 0.02
-    short_stay: float = 0.5
+    tpot_weight: float = 0.03
+    backlog_weight: float = 0.01
+    prefill_weight: float = 0.015
+    local_weight: float = 0.04
+    short_stay: float = 0.7
+    step_factor: float = 0.965
 
     def __post_init__(self) -> None:
-        for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", *_DIVISORS):
+        for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):
             if getattr(self, name) <= 0.0:
                 raise ConfigError(f"parameter {name!r} of policy 'price' must be greater than 0")
 
@@ -106,6 +108,11 @@ def price_constants(profile: HardwareProfile, slo: SloTargets, overhead_s: float
 
 def tpot_target_s(params: Sequence[float], slo_class: int) -> float:
     return params[TARGETS + TARGETS_OF_A_CLASS * slo_class + 2]
+
+
+def expected_step_s(params: Sequence[float], n_requests: float, context_tokens: float) -> float:
+    """Time of a decode engine's step with so many requests bound to it."""
+    return params[STEP_FACTOR] * step_time_s(params, n_requests, context_tokens)
 
 
 def ttft_target_s(params: Sequence[float], slo_class: int, prompt_tokens: float) -> float:

@@ -59,6 +59,7 @@ def test_a_loose_request_is_kept_from_engines_whose_residents_it_would_make_miss
 
 def test_prefill_goes_local_when_prefill_engines_are_too_far_behind() -> None:
     fleet, residents = crowd([(0, 5)], [(0, 5)], [(0, 5)])
+    residents = residents._replace(prefill_since_s=[residents.now_s] * 2)
     busy = fleet._replace(prefill_tokens=[40_000.0, 40_000.0])
     wanted = request(prompt=1500.0, slo_class=1)
     assert PRICE.decide(wanted, busy, 0, 0.0, GREEDY, residents).action == LOCAL
@@ -71,6 +72,9 @@ def test_a_prefill_backlog_shrinks_with_the_time_spent_on_it() -> None:
     wanted = request(prompt=3000.0, engines=(2, 2))
     since = residents._replace(prefill_since_s=[residents.now_s - 0.08, residents.now_s])
     assert {PRICE.decide(wanted, busy, k, 0.0, GREEDY, since).prefill for k in range(4)} == {0}
+    stuck = residents._replace(prefill_since_s=[residents.now_s - 60.0, residents.now_s])
+    idle = busy._replace(prefill_tokens=[2000.0, 0.0])
+    assert {PRICE.decide(wanted, idle, k, 0.0, GREEDY, stuck).prefill for k in range(4)} == {1}
 
 
 def test_an_engine_without_room_for_the_kv_is_left_alone() -> None:
@@ -83,7 +87,7 @@ def test_an_engine_without_room_for_the_kv_is_left_alone() -> None:
 
 
 def test_defaults_are_the_profiles_and_every_field_has_its_place() -> None:
-    assert len(PRICE.params) == 28
+    assert len(PRICE.params) == 29
     assert PRICE.params[17] == PriceParams().harm_weight
     with pytest.raises(Exception, match="greater than 0"):
         replace(PriceParams(), step_floor_s=0.0)

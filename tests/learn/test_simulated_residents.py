@@ -11,7 +11,11 @@ import pytest
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 
 from learn.policy_space import price_policy, price_space, price_start
-from learn.simulation import simulate
+from learn.simulation import Topology, simulate
+from learn.trace import Trace
+from serve_table.policy import policy
+from serve_table.slo import targets_from_profile
+from serve_table.step_time import A40_3B
 
 
 def test_a_router_that_hears_the_same_decides_the_same() -> None:
@@ -51,15 +55,23 @@ def test_every_start_of_the_search_is_a_point_of_the_space_and_another_policy() 
 
 
 def test_the_harm_to_others_pays() -> None:
-    def goodput(harm_weight: float) -> float:
-        chosen = price_policy({"harm_weight": harm_weight}, SMALL_TOPOLOGY, SMALL_SLO)
-        return float(
-            np.mean(
-                [
-                    simulate(random_trace(seed, 200, 25.0), SMALL_TOPOLOGY, chosen, SMALL_SLO, 12.0).goodput
-                    for seed in range(6)
-                ]
-            )
-        )
+    rng = np.random.default_rng(5)
+    n = 800
+    none = np.zeros(n, np.int64)
+    chat = Trace(
+        name="chat",
+        arrival_s=np.cumsum(rng.exponential(1 / 26.0, n)),
+        prompt_tokens=rng.integers(50, 800, n),
+        output_tokens=rng.integers(30, 400, n),
+        slo_class=(rng.random(n) < 0.3).astype(np.int64),
+        chain_start=none,
+        chain_length=none,
+        block_ids=none[:0],
+    )
+    topology, slo = Topology(1, 2, A40_3B), targets_from_profile(A40_3B)
 
-    assert goodput(1.0) > goodput(0.0)
+    def goodput(params: dict[str, float]) -> float:
+        return simulate(chat, topology, price_policy(params, topology, slo), slo, 200.0).goodput
+
+    assert simulate(chat, topology, policy("round_robin"), slo, 200.0).goodput < 0.9
+    assert goodput({}) > goodput({"harm_weight": 0.0}) + 0.1
