@@ -9,6 +9,18 @@ from typing import Any, TypeVar
 
 import numba
 
+DECISION_SOURCES = (
+    "decision.py",
+    "harm.py",
+    "lookup.py",
+    "placement.py",
+    "price.py",
+    "price_params.py",
+    "situation.py",
+    "step_time.py",
+)
+"""Of `serve_table`: what is compiled here."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -21,7 +33,7 @@ def _sources_digest() -> str:
         # core.py has the constants and layouts that compiled functions freeze.
         if b"learn.compiled" in text or source.name == "core.py":
             digest.update(text)
-    for name in ("decision.py", "lookup.py", "placement.py", "situation.py", "step_time.py"):
+    for name in DECISION_SOURCES:
         digest.update((root.parent / "serve_table" / name).read_bytes())
     return digest.hexdigest()[:16]
 

@@ -34,7 +34,7 @@ def end_of_steps_s(core: Core, e: int, n_steps: int) -> float:
 
 
 @jit
-def _steps_begun(core: Core, e: int, now_s: float) -> int:
+def steps_begun(core: Core, e: int, now_s: float) -> int:
     """How many of the planned steps have begun by `now_s`, one that begins at that very time included."""
     engine = core.engines[e]
     step_s = engine.step_s
@@ -60,7 +60,7 @@ def interrupt(core: Core, e: int, now_s: float) -> None:
     engine = core.engines[e]
     if engine.busy == 0 or engine.planned_steps <= 1:
         return
-    n = _steps_begun(core, e, now_s)
+    n = steps_begun(core, e, now_s)
     if n < engine.planned_steps:
         engine.planned_steps = n
         engine.step_end_s = end_of_steps_s(core, e, n)
@@ -85,4 +85,4 @@ def settle_blocks(core: Core, e: int, now_s: float) -> None:
     """Bring the KV blocks up to `now_s` in the middle of a run of planned steps; then the cache can be read."""
     engine = core.engines[e]
     if engine.busy == 1 and engine.planned_steps > 1:
-        grow_planned(core, e, _steps_begun(core, e, now_s))
+        grow_planned(core, e, steps_begun(core, e, now_s))

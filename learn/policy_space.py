@@ -1,7 +1,7 @@
 """Search spaces: what a policy may vary, and the policy that a point of its space is."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,13 @@ import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from learn.regimes import Regimes
+from learn.simulation import Topology
 from learn.table import CompiledTable, Costs
 from serve_table import decision
 from serve_table.policy import DYNAMO_POLICIES, PlacementParams, Policy, policy
+from serve_table.price_params import PriceParams, price_constants
 from serve_table.situation import LOCAL, REMOTE
+from serve_table.slo import SloTargets
 
 Space = dict[str, BaseDistribution]
 Params = Mapping[str, Any]
@@ -179,3 +182,39 @@ def baseline_params(name: str, params: Params, costs: Costs, kv_tokens: int) -> 
 def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> Policy:
     """A baseline at one point."""
     return policy(name, baseline_params(name, params, costs, kv_tokens))
+
+
+def price_space() -> Space:
+    """What is learned of the price."""
+    return {
+        "harm_weight": FloatDistribution(0.1, 4.0, log=True),
+        "ttft_width": FloatDistribution(0.02, 0.5, log=True),
+        "tpot_width": FloatDistribution(0.01, 0.2, log=True),
+        "remaining_floor": FloatDistribution(0.02, 1.0, log=True),
+        "kv_wait": FloatDistribution(0.1, 3.0, log=True),
+        "ttft_weight": FloatDistribution(0.0, 0.2),
+        "tpot_weight": FloatDistribution(0.0, 0.2),
+        "backlog_weight": FloatDistribution(0.0, 0.2),
+        "prefill_weight": FloatDistribution(0.0, 0.2),
+        "local_weight": FloatDistribution(0.0, 0.2),
+        "short_stay": FloatDistribution(0.0, 1.0),
+        "step_factor": FloatDistribution(0.85, 1.1),
+    }
+
+
+def price_start() -> list[dict[str, Any]]:
+    """Tried first: the defaults, the same without the harm to others, and with sharper and wider probabilities."""
+    defaults = asdict(PriceParams())
+    start = {name: defaults[name] for name in price_space()}
+    others: tuple[dict[str, float], ...] = (
+        {"harm_weight": 0.1},
+        {"tpot_width": 0.015, "ttft_width": 0.03},
+        {"tpot_width": 0.06, "ttft_width": 0.12},
+        {"harm_weight": 1.5, "step_factor": 1.0},
+    )
+    return [start, *(start | other for other in others)]
+
+
+def price_policy(params: Params, topology: Topology, slo: SloTargets) -> Policy:
+    """The price at one point, with the constants of a cluster and its targets."""
+    return policy("price", {**price_constants(topology.profile, slo, topology.overhead_s), **params})

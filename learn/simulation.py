@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from learn.core import new_core
 from learn.events import new_events
+from learn.residents import new_bound
 from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, new_fleet, run, table_arrays
 from learn.trace import Trace
 from serve_table.artifact import empty_table
@@ -154,6 +155,7 @@ def _run(
         np.full(n_engines, np.inf),
         np.zeros(n),
         np.zeros(n),
+        new_bound(n, topology.prefill_engines, topology.decode_engines),
     )
     answered = run(
         core,

@@ -15,6 +15,7 @@ from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, Events, drop_first_event, push_event
 from learn.kv_cache import cached_entries
 from learn.planned_steps import interrupt, settle_blocks
+from learn.residents import Bound, bind, renew_shares, residents_at, unbind
 from serve_table import decision, situation, step_time
 from serve_table.lookup import Table
 from serve_table.situation import Decision, Draws, Fleet, Request
@@ -64,6 +65,7 @@ class State(NamedTuple):
     next_end_s: Floats
     prefill_uncached: Floats
     decode_uncached: Floats
+    bound: Bound
 
 
 @jit
@@ -101,6 +103,7 @@ def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Fl
 def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, request: Request) -> None:
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
+    bind(state.bound, fleet, i, chosen, load.arrival_s[i])
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
     if chosen.action == situation.REMOTE:
@@ -158,7 +161,10 @@ def _arrive(
         chosen = Decision(outcome.action[i], outcome.prefill[i], outcome.decode[i], -1, -1, 1.0, 0)
     else:
         draws = Draws(load.draws[i, 0], load.draws[i, 1], load.draws[i, 2], load.draws[i, 3])
-        chosen = decide(policy, params, table, request, fleet, i, explore, draws)
+        if policy == decision.PRICE:
+            renew_shares(core, load, outcome, fleet, state.bound, params, load.arrival_s[i])
+        residents = residents_at(state.bound, load.arrival_s[i])
+        chosen = decide(policy, params, table, request, fleet, i, explore, draws, residents)
     outcome.action[i] = chosen.action
     outcome.prefill[i] = chosen.prefill
     outcome.decode[i] = chosen.decode
@@ -184,6 +190,7 @@ def _complete(
             s = core.finished[e, k]
             i = s // 2
             fleet.prefill_requests[e] -= 1.0
+            state.bound.prefill_since_s[e] = engine.step_end_s
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
             push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
@@ -200,6 +207,7 @@ def _complete(
         outcome.finish_s[i] = engine.step_end_s
         fleet.decode_requests[d] -= 1.0
         fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
+        unbind(state.bound, i, d, fleet.decode_requests[d])
         answered += 1
     return answered
 

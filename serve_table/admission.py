@@ -9,6 +9,7 @@ from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import common_source
 from serve_table.errors import ConfigError, RequestError
 from serve_table.fleet import Engine, Reservation
+from serve_table.harm import NO_RESIDENTS
 from serve_table.placement import least
 from serve_table.prompt import Prompt, read_prompt
 from serve_table.record import Admission, Record, action_name
@@ -99,12 +100,22 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
         prefill_engine=prefill.url if prefill is not None else None,
         decode_engine=decode.url,
     )
+    bound = None
+    if context.residents is not None:
+        bound = context.residents.bind(
+            decode_index,
+            prefill_index if prefill is not None else None,
+            request.slo_class,
+            request.prompt_tokens,
+            request.predicted_output_tokens,
+        )
     reservation = Reservation(
         prefill=prefill,
         decode=decode,
         committed_tokens=float(round(request.prompt_tokens + request.predicted_output_tokens)),
         prefill_tokens=measured.tokens - (request.prefill_cached_tokens[prefill_index] if prefill is not None else 0.0),
         local_tokens=measured.tokens - request.decode_cached_tokens[decode_index],
+        bound=bound,
     )
     return Admitted(prompt, prefill, decode, reservation)
 
@@ -124,7 +135,8 @@ def _decide(context: RouterContext, request: Request, fleet: Fleet, rotation: in
     began_s = context.clock()
     policy = context.policy
     try:
-        decision = policy.decide(request, fleet, rotation, context.config.explore, draws)
+        residents = NO_RESIDENTS if context.residents is None else context.residents.seen()
+        decision = policy.decide(request, fleet, rotation, context.config.explore, draws, residents)
     except Exception:
         context.metrics.decision_errors.inc()
         logger.exception("policy %s failed; the request goes local to the least loaded decode engine", policy.name)

@@ -96,6 +96,10 @@ class Artifact:
     def handoff(self) -> Handoff:
         return Handoff(*self.arrays["handoff"].tolist())
 
+    @property
+    def overhead_s(self) -> float:
+        return float(self.arrays["overhead_s"].astype(float)[0])
+
     def slo_targets(self) -> SloTargets:
         loose, tight = (SloClass(*msgspec.structs.astuple(entry)) for entry in self.metadata.slo)
         return SloTargets(loose=loose, tight=tight)

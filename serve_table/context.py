@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serve_table.decision import PRICE
 from serve_table.engine_caches import EngineCaches
 from serve_table.engine_client import EngineAddress
 from serve_table.engine_response import EngineTimeouts
@@ -23,6 +24,7 @@ from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.prefix_index import PrefixIndex
+from serve_table.residents import ResidentBook
 from serve_table.slo import LOOSE, SloTargets
 
 logger = logging.getLogger("rutter")
@@ -153,6 +155,10 @@ class RouterContext:
         self.health = Health(self.fleet, self.caches, self.metrics, config.probes)
         self.rng = random.Random(config.seed)
         self.rotation = 0
+        self.residents: ResidentBook | None = None
+        if policy.number == PRICE:
+            n_prefill, n_decode = len(config.prefill_urls), len(config.decode_urls)
+            self.residents = ResidentBook(policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation)
         self.metrics.watch_engines(
             [
                 (engine.url, engine.role, lambda e=engine: float(e.up), lambda e=engine: e.requests)  # type: ignore[misc]

@@ -8,6 +8,7 @@ simulator, with arrays. Sequences are indexed by engine: prefill engines (n_pref
 
 from collections.abc import Sequence
 
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table, action_of, cluster_of, regime_of
 from serve_table.placement import (
     better_of_two,
@@ -20,6 +21,7 @@ from serve_table.placement import (
     place_decode,
     place_prefill,
 )
+from serve_table.price import best_candidate
 from serve_table.situation import (
     LOCAL,
     NO_ENGINE,
@@ -43,6 +45,7 @@ ALWAYS_LOCAL = 4
 DYNAMO_STYLE = 5
 MARGINAL_COST = 6
 TABLE = 7
+PRICE = 8
 
 DYNAMO_ISL_BOUNDING = 0.0
 DYNAMO_PREFILL_LOAD = 1.0
@@ -82,7 +85,14 @@ def propensity_of(
 
 
 def choose(
-    policy: int, params: Sequence[float], table: Table, request: Request, fleet: Fleet, rotation: int, draws: Draws
+    policy: int,
+    params: Sequence[float],
+    table: Table,
+    request: Request,
+    fleet: Fleet,
+    rotation: int,
+    draws: Draws,
+    residents: Residents,
 ) -> tuple[int, int, int, int, int]:
     """The policy's own choice, before exploration: (action, prefill, decode, cluster, regime).
 
@@ -114,6 +124,8 @@ def choose(
     elif policy == MARGINAL_COST:
         prefill = marginal_prefill(fleet, params, request, rotation)
         decode = marginal_decode(fleet, params, request, rotation)
+    elif policy == PRICE:
+        action, prefill, decode = best_candidate(params, request, fleet, residents, rotation)
     else:
         features = features_of(request, fleet)
         cluster = cluster_of(table, features)
@@ -136,14 +148,15 @@ def decide(
     rotation: int,
     explore: float,
     draws: Draws,
+    residents: Residents = NO_RESIDENTS,
 ) -> Decision:
     """Decide for one request.
 
     policy: one of the constants above, its params documented at its function. explore: share of requests that
-    choose at random. The propensity is the probability of the executed choice given the policy's own choice
-    (for POWER_OF_TWO, given its draws). At least one decode engine must be up.
+    choose at random. residents: the price alone reads them. The propensity is the probability of the executed choice
+    given the policy's own choice (for POWER_OF_TWO, given its draws). At least one decode engine must be up.
     """
-    action, prefill, decode, cluster, regime = choose(policy, params, table, request, fleet, rotation, draws)
+    action, prefill, decode, cluster, regime = choose(policy, params, table, request, fleet, rotation, draws, residents)
     n_prefill = count_up(fleet.prefill_up)
     n_decode = count_up(fleet.decode_up)
     remote_possible = n_prefill > 0 and request.remote_allowed

@@ -7,6 +7,7 @@ from typing import Literal
 from serve_table.engine_client import EngineClient
 from serve_table.engine_response import EngineTimeouts
 from serve_table.placement import least
+from serve_table.residents import BoundRequest
 from serve_table.situation import NO_ENGINE, Fleet
 
 Role = Literal["prefill", "decode"]
@@ -15,8 +16,10 @@ Role = Literal["prefill", "decode"]
 class Engine:
     """One engine. requests and the token counts are of work that this router sent and that is not over."""
 
-    def __init__(self, url: str, role: Role, timeouts: EngineTimeouts) -> None:
+    def __init__(self, url: str, role: Role, index: int, timeouts: EngineTimeouts) -> None:
         self.url = url
+        self.index = index
+        """Its place among the engines of its role."""
         self.role = role
         self.client = EngineClient(url, timeouts)
         self.up = False
@@ -32,8 +35,8 @@ class EngineFleet:
     """All engines of a router, in the order given, which is how decisions index them."""
 
     def __init__(self, prefill_urls: Sequence[str], decode_urls: Sequence[str], timeouts: EngineTimeouts) -> None:
-        self.prefill = [Engine(url, "prefill", timeouts) for url in prefill_urls]
-        self.decode = [Engine(url, "decode", timeouts) for url in decode_urls]
+        self.prefill = [Engine(url, "prefill", i, timeouts) for i, url in enumerate(prefill_urls)]
+        self.decode = [Engine(url, "decode", i, timeouts) for i, url in enumerate(decode_urls)]
 
     @property
     def engines(self) -> list[Engine]:
@@ -73,7 +76,7 @@ class Reservation:
 
     Tokens are whole numbers, so that counters come back to exactly 0. committed_tokens: prompt and predicted
     output. prefill_tokens: uncached prompt tokens of a remote prefill. local_tokens: uncached prompt tokens on
-    the decode engine; they count while it prefills.
+    the decode engine; they count while it prefills. bound: the request among the residents, where they are kept.
     """
 
     prefill: Engine | None
@@ -81,6 +84,7 @@ class Reservation:
     committed_tokens: float
     prefill_tokens: float
     local_tokens: float
+    bound: BoundRequest | None = None
     _local_counted: float = 0.0
 
     def __post_init__(self) -> None:
@@ -99,6 +103,8 @@ class Reservation:
         if engine is not None:
             engine.requests -= 1.0
             engine.tokens -= self.prefill_tokens
+            if self.bound is not None:
+                self.bound.prefill_returned()
 
     def begin_local_prefill(self) -> None:
         """The decode engine prefills this request itself."""
@@ -106,8 +112,13 @@ class Reservation:
             self._local_counted = self.local_tokens
             self.decode.local_prefill_tokens += self.local_tokens
 
-    def first_token(self) -> None:
-        """Its prefill, if it was local, is over."""
+    def streamed(self, tokens: int) -> None:
+        """So many tokens have come by now; with the first its prefill, if it was local, is over."""
+        self._end_local_prefill()
+        if self.bound is not None:
+            self.bound.streamed(tokens)
+
+    def _end_local_prefill(self) -> None:
         if self.decode is not None:
             self.decode.local_prefill_tokens -= self._local_counted
         self._local_counted = 0.0
@@ -124,11 +135,15 @@ class Reservation:
         decode.requests += 1.0
         decode.tokens += self.committed_tokens
         decode.local_prefill_tokens += local
+        if self.bound is not None:
+            self.bound.move_to(decode.index)
 
     def release(self) -> None:
         """The request is over."""
         self.prefill_returned()
-        self.first_token()
+        self._end_local_prefill()
+        if self.bound is not None:
+            self.bound.leave()
         engine, self.decode = self.decode, None
         if engine is not None:
             engine.requests -= 1.0

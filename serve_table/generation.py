@@ -200,7 +200,7 @@ class Generation:
     async def _relay(self, admitted: Admitted, response: EngineResponse, first: bytes, remove_usage: bool) -> None:
         record = self.record
         record.stream = True
-        relay = StreamRelay(record.meter, remove_usage, self._context.clock, admitted.reservation.first_token)
+        relay = StreamRelay(record.meter, remove_usage, self._context.clock, admitted.reservation.streamed)
         await self._begin(response.status, response.headers)
         await relay.run(response, first, self._send)
         if relay.failure is not None:

@@ -13,7 +13,9 @@ from typing import Any
 from serve_table import decision
 from serve_table.artifact import Artifact, empty_table
 from serve_table.errors import ConfigError
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table
+from serve_table.price_params import PriceParams
 from serve_table.situation import Decision, Draws, Fleet, Request
 
 DYNAMO_POLICIES = ("isl_bounding", "prefill_load", "isl_or_load")
@@ -67,7 +69,7 @@ class PlacementParams:
     decode_uncached: float = 1.0
 
 
-Params = NoParams | LengthThresholdParams | DynamoParams | MarginalCostParams | PlacementParams
+Params = NoParams | LengthThresholdParams | DynamoParams | MarginalCostParams | PlacementParams | PriceParams
 
 POLICIES: Mapping[str, tuple[int, type[Params]]] = {
     "round_robin": (decision.ROUND_ROBIN, NoParams),
@@ -78,6 +80,7 @@ POLICIES: Mapping[str, tuple[int, type[Params]]] = {
     "dynamo_style": (decision.DYNAMO_STYLE, DynamoParams),
     "marginal_cost": (decision.MARGINAL_COST, MarginalCostParams),
     "table": (decision.TABLE, PlacementParams),
+    "price": (decision.PRICE, PriceParams),
 }
 
 
@@ -91,8 +94,19 @@ class Policy:
     table: Table
     digest: str
 
-    def decide(self, request: Request, fleet: Fleet, rotation: int, explore: float, draws: Draws) -> Decision:
-        return decision.decide(self.number, self.params, self.table, request, fleet, rotation, explore, draws)
+    def decide(
+        self,
+        request: Request,
+        fleet: Fleet,
+        rotation: int,
+        explore: float,
+        draws: Draws,
+        residents: Residents = NO_RESIDENTS,
+    ) -> Decision:
+        """The decision; residents: only the price reads them."""
+        return decision.decide(
+            self.number, self.params, self.table, request, fleet, rotation, explore, draws, residents
+        )
 
 
 def policy(name: str, given: Mapping[str, Any] | None = None, artifact: Artifact | None = None) -> Policy:

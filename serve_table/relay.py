@@ -7,6 +7,7 @@ from serve_table.answer import AnswerMeter
 from serve_table.endpoints import Endpoint
 from serve_table.engine_response import EngineResponse, Headers
 from serve_table.errors import EngineError, EngineTimeoutError
+from serve_table.harm import RENEWED_AFTER_TOKENS
 from serve_table.openai_error import error_event
 from serve_table.sse import EventSplitter
 
@@ -79,17 +80,19 @@ class StreamRelay:
     """Relays one stream of events.
 
     Without `remove_usage` every chunk is passed on as it came. With it only whole events are, and the one event
-    that holds nothing but the usage we asked for on our own account is left out.
+    that holds nothing but the usage we asked for on our own account is left out. on_tokens: told how many tokens have
+    come, at the first and then now and again.
     """
 
     def __init__(
-        self, meter: AnswerMeter, remove_usage: bool, clock: Callable[[], float], on_text: Callable[[], None]
+        self, meter: AnswerMeter, remove_usage: bool, clock: Callable[[], float], on_tokens: Callable[[int], None]
     ) -> None:
         self.meter = meter
         self.failure: EngineError | None = None
         self._remove_usage = remove_usage
         self._clock = clock
-        self._on_text = on_text
+        self._on_tokens = on_tokens
+        self._next_told = 1
         self._splitter = EventSplitter()
 
     async def run(self, response: EngineResponse, first: bytes, send: Send) -> None:
@@ -118,12 +121,12 @@ class StreamRelay:
         """What of this chunk, or of those before, is to be sent now."""
         now_s = self._clock()
         meter = self.meter
-        had_text = meter.first_text_s is not None
         had_tail = bool(self._splitter.tail)
         events = self._splitter.feed(chunk)
         usage_only = [event for event in events if meter.observe_event(event, now_s)]
-        if not had_text and meter.first_text_s is not None:
-            self._on_text()
+        if meter.token_events >= self._next_told:
+            self._next_told = meter.token_events + RENEWED_AFTER_TOKENS
+            self._on_tokens(meter.token_events)
         if not self._remove_usage or not (usage_only or had_tail or self._splitter.tail):
             return chunk
         if usage_only:

@@ -1,5 +1,6 @@
 """Deciding again from a journal row: the proof that a row holds all that its decision saw."""
 
+from serve_table.decision import PRICE
 from serve_table.errors import JournalError
 from serve_table.journal import Row
 from serve_table.policy import Policy
@@ -34,7 +35,10 @@ def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
 def redecide(row: Row, policy: Policy) -> Decision:
     """Decide again as the router did. The same policy (compare `digest`) gives the journaled choice.
 
-    Raises JournalError for a row without a decision. Rows of reason `decision_error` took the safe route instead.
+    Raises JournalError for a row without a decision, and for the price, which also sees residents that no row has.
+    Rows of reason `decision_error` took the safe route instead.
     """
+    if policy.number == PRICE:
+        raise JournalError(f"request {row.request_id}: rows do not hold the residents that policy 'price' decides by")
     request, fleet = request_and_fleet(row)
     return policy.decide(request, fleet, row.rotation, row.explore, Draws(*row.draws))

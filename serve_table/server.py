@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import uvicorn
 
 from serve_table import calibration as calibration_file
 from serve_table.artifact import Artifact, load
+from serve_table.calibration import Calibration
 from serve_table.context import CLUSTER_KINDS, RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
 from serve_table.errors import ConfigError, RutterError
@@ -24,6 +26,7 @@ from serve_table.features import FileTokenizer
 from serve_table.health import ProbePolicy
 from serve_table.policy import POLICIES, policy
 from serve_table.predictor import constant_predictor
+from serve_table.price_params import price_constants
 from serve_table.router import Router
 from serve_table.slo import CLASS_NAMES, SloTargets, targets_from_profile
 from serve_table.step_time import HardwareProfile, hardware_profile
@@ -102,25 +105,38 @@ def build_router(args: argparse.Namespace) -> Router:
         decode_kv_events=tuple(args.decode_kv_events),
     )
     artifact: Artifact | None = load(args.artifact) if args.artifact is not None else None
+    # A calibration is refused if it is damaged, whether it is needed or not.
+    calibration = None if args.calibration is None else calibration_file.load(args.calibration)
+    slo = slo_targets(artifact, calibration, profile)
+    params = parse_params(args.policy_params)
+    if args.policy == "price":
+        params = {**constants_of_price(artifact, calibration, profile, slo), "kv_tokens": config.kv_tokens, **params}
     context = RouterContext(
         config,
-        policy(args.policy, parse_params(args.policy_params), artifact),
+        policy(args.policy, params, artifact),
         artifact.predictor() if artifact is not None else constant_predictor(),
-        slo_targets(artifact, args.calibration, profile),
+        slo,
         args.journal,
         FileTokenizer(args.tokenizer) if args.tokenizer is not None else None,
     )
     return Router(context)
 
 
-def slo_targets(artifact: Artifact | None, calibration: Path | None, profile: HardwareProfile) -> SloTargets:
-    """The artifact's, else the calibration file's, else the profile's. A calibration is refused if it is damaged,
-    whether it is needed or not.
-    """
-    calibrated = None if calibration is None else calibration_file.load(calibration).slo_targets()
-    if artifact is not None:
-        return artifact.slo_targets()
-    return targets_from_profile(profile) if calibrated is None else calibrated
+def slo_targets(artifact: Artifact | None, calibration: Calibration | None, profile: HardwareProfile) -> SloTargets:
+    """The artifact's, else the calibration's, else the profile's."""
+    measured = artifact or calibration
+    return targets_from_profile(profile) if measured is None else measured.slo_targets()
+
+
+def constants_of_price(
+    artifact: Artifact | None, calibration: Calibration | None, profile: HardwareProfile, slo: SloTargets
+) -> dict[str, float]:
+    """The price's constants: the artifact's, else the calibration's, else the profile's."""
+    measured = artifact or calibration
+    if measured is None:
+        return price_constants(profile, slo)
+    fitted = replace(profile, step=measured.step_time(), handoff=measured.handoff())
+    return price_constants(fitted, slo, measured.overhead_s)
 
 
 def parse_params(text: str | None) -> dict[str, Any]:

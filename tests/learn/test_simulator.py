@@ -10,11 +10,13 @@ from reference_cluster import ReferenceCluster
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, every_policy, random_trace
 
 from learn import simulation
+from learn.core import NONE
 from learn.events import drop_first_event, new_events, push_event
 from learn.simulation import Topology, replay, simulate
 from learn.simulator import decide, table_arrays
 from learn.trace import Trace
 from serve_table import situation
+from serve_table.harm import N_STALLS, Residents
 from serve_table.policy import Policy
 from serve_table.situation import Draws, Fleet, Request
 from serve_table.step_time import Handoff, StepTime
@@ -86,10 +88,14 @@ def test_the_routers_view_is_empty_again_and_nothing_holds_a_block(
 
     keep("new_fleet")
     keep("new_core")
+    keep("new_bound")
     simulate(random_trace(7), SMALL_TOPOLOGY, chosen, SMALL_SLO, 10.0, explore=0.2)
     fleet = kept["new_fleet"]
     for name in ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "decode_prefill_tokens"):
         assert np.abs(getattr(fleet, name)).max() < 1e-9, name
+    bound = kept["new_bound"]
+    assert not bound.sums.any() and not bound.own.any()
+    assert set(bound.first) == {NONE}
     engines = kept["new_core"].engines
     assert list(engines.free_blocks) == list(engines.kv_blocks)
     assert engines.busy.sum() == engines.decoding.sum() == engines.waiting.sum() == 0
@@ -142,6 +148,16 @@ def random_fleet(rng: np.random.Generator, n_prefill: int, n_decode: int) -> Fle
     return Fleet(whole[0], 3000.0 * whole[1], prefill_up, whole[2], 2000.0 * whole[3], 700.0 * whole[4], decode_up)
 
 
+def random_residents(rng: np.random.Generator, n_prefill: int, n_decode: int) -> Any:
+    """Sums of shares that grow with the stall, for as many residents as not; nothing known of them now and then."""
+    if rng.random() < 0.1:
+        return Residents(1.0, np.zeros(0), np.zeros(0))
+    missing = np.cumsum(rng.random((n_decode, N_STALLS)), axis=1)
+    rises = 100.0 * rng.random((n_decode, N_STALLS))
+    counts = np.floor(rng.random((n_decode, 2)) * 50_000.0)
+    return Residents(1.0, 1.0 - 0.2 * rng.random(n_prefill), np.hstack([missing, rises, counts]).ravel())
+
+
 @pytest.mark.parametrize("chosen", every_policy(), ids=lambda chosen: chosen.name)
 def test_compiled_and_plain_decisions_agree(chosen: Policy) -> None:
     rng = np.random.default_rng(chosen.number)
@@ -153,13 +169,15 @@ def test_compiled_and_plain_decisions_agree(chosen: Policy) -> None:
         request, fleet = random_request(rng, n_prefill, n_decode), random_fleet(rng, n_prefill, n_decode)
         draws = Draws(*(float(draw) for draw in rng.random(4)))
         explore = float(rng.choice([0.0, 0.3, 1.0]))
-        compiled = decide(chosen.number, params, arrays, request, fleet, i, explore, draws)
+        residents = random_residents(rng, n_prefill, n_decode)
+        compiled = decide(chosen.number, params, arrays, request, fleet, i, explore, draws, residents)
         listed_request = request._replace(
             prefill_cached_tokens=request.prefill_cached_tokens.tolist(),
             decode_cached_tokens=request.decode_cached_tokens.tolist(),
         )
         listed_fleet = Fleet(*(column.tolist() for column in fleet))
-        plain = chosen.decide(listed_request, listed_fleet, i, explore, draws)
+        listed = Residents(residents.now_s, residents.prefill_since_s.tolist(), residents.shares.tolist())
+        plain = chosen.decide(listed_request, listed_fleet, i, explore, draws, listed)
         assert tuple(compiled) == tuple(plain)
         seen.add((plain.action, plain.reason))
     assert {reason for _, reason in seen} >= {situation.REASON_POLICY, situation.REASON_EXPLORED}

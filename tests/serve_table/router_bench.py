@@ -42,7 +42,7 @@ class Bench:
     async def rows(self, n: int) -> list[Row]:
         """The journal's rows, once there are n of them."""
         rows: list[Row] = []
-        for _ in range(200):
+        for _ in range(1500):
             rows = list(JournalReader([self.journal], strict=True))
             if len(rows) >= n:
                 break
@@ -56,10 +56,13 @@ class Bench:
     def idle(self) -> bool:
         """Whether every in-flight counter is back at 0."""
         engines = self.context.fleet.engines
+        book = self.context.residents
+        if book is not None and (any(book.requests) or any(book.seen().shares)):
+            return False
         return all(e.requests == 0 and e.tokens == 0 and e.local_prefill_tokens == 0 for e in engines)
 
     async def until_idle(self) -> None:
-        for _ in range(200):
+        for _ in range(1500):
             if self.idle():
                 return
             await asyncio.sleep(0.01)

@@ -1,5 +1,6 @@
 """The calibration file: what was written is read, anything else is refused with a reason."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from sample_calibration import constant, sample_calibration
 
 from serve_table import explain
 from serve_table.artifact import parse as parse_artifact
+from serve_table.artifact import save as save_artifact
 from serve_table.artifact import validated
 from serve_table.artifact_metadata import Metadata, SloMetadata
 from serve_table.calibration import Calibration, age_text, load, parse, save
 from serve_table.errors import ArtifactError, ConfigError
-from serve_table.server import slo_targets
+from serve_table.price_params import PriceParams
+from serve_table.server import add_arguments, build_router, constants_of_price, slo_targets
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B, Handoff, StepTime
 
@@ -139,17 +142,35 @@ def test_serve_takes_targets_from_the_artifact_then_the_calibration_then_the_pro
     path = tmp_path / "calibration.json"
     save(sample_calibration(), path)
     calibrated = sample_calibration().slo_targets()
-    assert slo_targets(None, path, A40_3B) == calibrated
-    assert slo_targets(sample_artifact(), path, A40_3B) == sample_artifact().slo_targets() != calibrated
+    assert slo_targets(None, load(path), A40_3B) == calibrated
+    assert slo_targets(sample_artifact(), load(path), A40_3B) == sample_artifact().slo_targets() != calibrated
     assert slo_targets(None, None, A40_3B) == targets_from_profile(A40_3B) != calibrated
 
 
 def test_serve_refuses_a_damaged_calibration_even_where_it_is_not_needed(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_bytes(b"{}")
-    for artifact in (None, sample_artifact()):
+    artifact = tmp_path / "rutter.safetensors"
+    save_artifact(sample_artifact(), artifact)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for flags in ([], ["--artifact", str(artifact)]):
+        given = ["--decode", "http://127.0.0.1:1", "--calibration", str(path), *flags]
         with pytest.raises(ConfigError, match=r"calibration\.json is refused"):
-            slo_targets(artifact, path, A40_3B)
+            build_router(parser.parse_args(given))
+
+
+def test_the_price_takes_its_constants_where_the_targets_come_from() -> None:
+    calibration, artifact = sample_calibration(), sample_artifact()
+    slo = targets_from_profile(A40_3B)
+    profiled = constants_of_price(None, None, A40_3B, slo)
+    assert PriceParams(**profiled) == PriceParams()
+    calibrated = constants_of_price(None, calibration, A40_3B, slo)
+    assert calibrated["step_floor_s"] == calibration.step_time().floor_s != profiled["step_floor_s"]
+    assert calibrated["overhead_s"] == calibration.overhead_s
+    learned = constants_of_price(artifact, calibration, A40_3B, artifact.slo_targets())
+    assert learned["step_floor_s"] == artifact.step_time().floor_s
+    assert learned["tight_tpot_s"] == artifact.slo_targets().tight.tpot_s
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def test_params_replace_defaults_in_their_order() -> None:
         ("length_threshold", {"threshold_tokens": True}, "must be a finite number"),
         ("dynamo_style", {"mode": "sometimes"}, "must be a finite number"),
         ("table", {}, "needs --artifact"),
+        ("price", {"tpot_width": 0}, "'tpot_width' of policy 'price' must be greater than 0"),
+        ("price", {"kv_tokens": 0}, "'kv_tokens' of policy 'price' must be greater than 0"),
     ],
 )
 def test_f29_wrong_policies_and_parameters_are_refused(name: str, params: dict[str, object], message: str) -> None:

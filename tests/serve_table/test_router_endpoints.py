@@ -92,7 +92,7 @@ async def test_engines_that_start_late_join_by_themselves(tmp_path: Path) -> Non
         async with router_bench(tmp_path, [], [d]) as bench:
             assert (await bench.client.get("/ready")).status_code == 503
             d.healthy = True
-            for _ in range(100):
+            for _ in range(1500):
                 if (await bench.client.get("/ready")).status_code == 200:
                     break
                 await asyncio.sleep(0.02)

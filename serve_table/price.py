@@ -1,0 +1,161 @@
+"""The price: for every candidate the request's chance of meeting its targets, less the harm to the residents.
+
+A candidate is local or remote prefill, a prefill engine and a decode engine. Its value is
+
+    P(TTFT in time) x P(TPOT in time) - harm weight x residents expected to miss for it - small terms
+
+with probabilities logistic in (predicted - target) / (width x target). The time that a remote prefill takes enters
+the value of every decode engine alike, so the best prefill engine is found first. In the subset of Python that
+numba compiles.
+"""
+
+from collections.abc import Sequence
+
+from serve_table.harm import Residents, context_tokens, harm, logistic, remaining_tokens
+from serve_table.price_params import (
+    BACKLOG_WEIGHT,
+    HANDOFF_S,
+    HANDOFF_TOKEN_S,
+    HARM_WEIGHT,
+    KV_TOKENS,
+    KV_WAIT,
+    LOCAL_WEIGHT,
+    MAX_SEQUENCES,
+    OVERHEAD_S,
+    PREFILL_TOKEN_S,
+    PREFILL_WEIGHT,
+    SHORT_STAY,
+    STEP_TOKENS,
+    TPOT_WEIGHT,
+    TPOT_WIDTH,
+    TTFT_WEIGHT,
+    TTFT_WIDTH,
+    expected_step_s,
+    tpot_target_s,
+    ttft_target_s,
+)
+from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Fleet, Request
+from serve_table.step_time import step_time_s
+
+LOCAL_JOIN_STEPS = 1.5
+REMOTE_JOIN_STEPS = 3.0
+"""Steps of a busy engine from a request's coming to its first token; a transfer is noticed one step late."""
+
+LEAST_BACKLOG = 0.1
+"""An engine that gives nothing back for long is not taken for one that has done its work."""
+
+
+def prefill_time_s(params: Sequence[float], tokens: float) -> float:
+    """Time that a prefill engine needs for so many tokens, in steps as full as they can be."""
+    if tokens <= 0.0:
+        return 0.0
+    steps = max(tokens / params[STEP_TOKENS], 1.0)
+    return steps * step_time_s(params, tokens / steps, 0.0)
+
+
+def prefilled_after_s(
+    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int
+) -> float:
+    """Time until a prefill engine would be done with this request: its backlog, less what it has done of it."""
+    backlog_s = prefill_time_s(params, fleet.prefill_tokens[prefill])
+    if backlog_s > 0.0 and len(residents.prefill_since_s) > 0:
+        done_s = residents.now_s - residents.prefill_since_s[prefill]
+        backlog_s = max(backlog_s - done_s, LEAST_BACKLOG * backlog_s)
+    return backlog_s + prefill_time_s(params, request.prompt_tokens - request.prefill_cached_tokens[prefill])
+
+
+def best_prefill(
+    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
+) -> tuple[int, float]:
+    """The prefill engine that would be done first, and when; ties in rotation."""
+    n = len(fleet.prefill_up)
+    best = NO_ENGINE
+    best_s = 0.0
+    for k in range(n):
+        p = (rotation + k) % n
+        if fleet.prefill_up[p] > 0.0:
+            after_s = prefilled_after_s(params, request, fleet, residents, p)
+            if best == NO_ENGINE or after_s < best_s:
+                best = p
+                best_s = after_s
+    return best, best_s
+
+
+def share_to_leave(params: Sequence[float], context: float, n: float) -> float:
+    """Of the residents of a decode engine that cannot hold so many tokens and sequences; 0 where it can."""
+    return max(1.0 - params[KV_TOKENS] / max(context, 1.0), 1.0 - params[MAX_SEQUENCES] / n, 0.0)
+
+
+def decode_values(
+    params: Sequence[float],
+    request: Request,
+    fleet: Fleet,
+    residents: Residents,
+    prefilled_s: float,
+    prefill_tokens: float,
+    d: int,
+) -> tuple[float, float]:
+    """Value of a request on decode engine d: prefilled there, and elsewhere after `prefilled_s`.
+
+    prefill_tokens: what would be computed elsewhere.
+    """
+    known = len(residents.shares) > 0
+    n = fleet.decode_requests[d]
+    context = context_tokens(residents, d) if known else fleet.decode_tokens[d]
+    prompt = request.prompt_tokens
+    slo_class = 1 if request.slo_class == 1 else 0
+    step_s = expected_step_s(params, n, context)
+    joined_s = expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
+    uncached = max(prompt - request.decode_cached_tokens[d], 0.0)
+    pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
+    stall_s = params[PREFILL_TOKEN_S] * uncached
+    left = remaining_tokens(residents, d) / max(n, 1.0) if known else 0.0
+    wait_s = params[KV_WAIT] * share_to_leave(params, context + prompt, n + 1.0) * left * step_s
+    local_steps = LOCAL_JOIN_STEPS if n > 0.0 else 1.0
+    local_steps += (fleet.decode_prefill_tokens[d] + uncached) / params[STEP_TOKENS]
+    local_s = params[OVERHEAD_S] + wait_s + pending_s + stall_s + local_steps * joined_s
+    handoff_s = params[HANDOFF_S] + params[HANDOFF_TOKEN_S] * uncached
+    remote_steps = REMOTE_JOIN_STEPS if n > 0.0 else 1.0
+    remote_s = 2.0 * params[OVERHEAD_S] + prefilled_s + handoff_s + wait_s + remote_steps * joined_s
+    target_s = ttft_target_s(params, slo_class, prompt)
+    tpot_share = joined_s / tpot_target_s(params, slo_class)
+    in_time = logistic((1.0 - tpot_share) / params[TPOT_WIDTH])
+    small = params[TPOT_WEIGHT] * tpot_share + params[BACKLOG_WEIGHT] * fleet.decode_tokens[d] / params[KV_TOKENS]
+    local = in_time * logistic((1.0 - local_s / target_s) / params[TTFT_WIDTH]) - small
+    local -= (params[TTFT_WEIGHT] * local_s + params[LOCAL_WEIGHT] * stall_s) / target_s
+    remote = in_time * logistic((1.0 - remote_s / target_s) / params[TTFT_WIDTH]) - small
+    work_s = params[PREFILL_TOKEN_S] * prefill_tokens
+    remote -= (params[TTFT_WEIGHT] * remote_s + params[PREFILL_WEIGHT] * work_s) / target_s
+    if known:
+        rise_s, weight = joined_s - step_s, params[HARM_WEIGHT]
+        stay = min(request.predicted_output_tokens / max(left, 1.0), 1.0)
+        rise_s *= 1.0 - params[SHORT_STAY] * (1.0 - stay)
+        local -= weight * harm(params, residents, d, n, rise_s, pending_s, stall_s)
+        remote -= weight * harm(params, residents, d, n, rise_s, pending_s, 0.0)
+    return local, remote
+
+
+def best_candidate(
+    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
+) -> tuple[int, int, int]:
+    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one."""
+    prefill = NO_ENGINE
+    prefilled_s = 0.0
+    if request.remote_allowed:
+        prefill, prefilled_s = best_prefill(params, request, fleet, residents, rotation)
+    prefill_tokens = 0.0
+    if prefill != NO_ENGINE:
+        prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
+    best_action = LOCAL
+    best = NO_ENGINE
+    best_value = 0.0
+    n = len(fleet.decode_up)
+    for k in range(n):
+        d = (rotation + k) % n
+        if fleet.decode_up[d] > 0.0:
+            local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
+            if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
+                best_action, best, best_value = REMOTE, d, remote
+            if best == NO_ENGINE or local > best_value:
+                best_action, best, best_value = LOCAL, d, local
+    return best_action, prefill if best_action == REMOTE else NO_ENGINE, best

@@ -1,0 +1,120 @@
+"""Parameters of the price: what is known of the engines and targets, and what is learned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serve_table.errors import ConfigError
+from serve_table.slo import SloTargets, targets_from_profile
+from serve_table.step_time import A40_3B, HardwareProfile, step_time_s
+
+# Places of the fields of `PriceParams`; the step-time constants are the first five.
+FLOOR_S = 0
+PREFILL_TOKEN_S = 3
+HANDOFF_S = 5
+HANDOFF_TOKEN_S = 6
+OVERHEAD_S = 7
+KV_TOKENS = 8
+MAX_SEQUENCES = 9
+STEP_TOKENS = 10
+TARGETS = 11
+TARGETS_OF_A_CLASS = 3
+HARM_WEIGHT = 17
+TTFT_WIDTH = 18
+TPOT_WIDTH = 19
+REMAINING_FLOOR = 20
+KV_WAIT = 21
+TTFT_WEIGHT = 22
+TPOT_WEIGHT = 23
+BACKLOG_WEIGHT = 24
+PREFILL_WEIGHT = 25
+LOCAL_WEIGHT = 26
+SHORT_STAY = 27
+STEP_FACTOR = 28
+
+_DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
+_TARGETS = targets_from_profile(A40_3B)
+
+
+@dataclass(frozen=True)
+class PriceParams:
+    """In the order in which `serve_table.price` reads them; constants and targets of the a40-3b profile.
+
+    harm_weight: of a resident's miss against this request's own chance. Widths: of the logistic, in shares of the
+    target. remaining_floor: the least share of its predicted tokens that an answer is taken to have left. kv_wait:
+    factor on the wait for KV blocks. Then weights of small terms: TTFT and TPOT in targets, committed tokens in KV
+    budgets, computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that
+    is predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
+    proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
+    """
+
+    step_floor_s: float = A40_3B.step.floor_s
+    step_per_token_s: float = A40_3B.step.per_token_s
+    step_knee_tokens: float = A40_3B.step.knee_tokens
+    step_per_token_beyond_s: float = A40_3B.step.per_token_beyond_s
+    step_per_context_token_s: float = A40_3B.step.per_context_token_s
+    handoff_latency_s: float = A40_3B.handoff.latency_s
+    handoff_per_token_s: float = A40_3B.handoff.per_token_s
+    overhead_s: float = 0.0
+    kv_tokens: float = float(A40_3B.kv_tokens)
+    max_num_seqs: float = float(A40_3B.max_num_seqs)
+    max_num_batched_tokens: float = float(A40_3B.max_num_batched_tokens)
+    loose_ttft_base_s: float = _TARGETS.loose.ttft_base_s
+    loose_ttft_per_prompt_token_s: float = _TARGETS.loose.ttft_per_prompt_token_s
+    loose_tpot_s: float = _TARGETS.loose.tpot_s
+    tight_ttft_base_s: float = _TARGETS.tight.ttft_base_s
+    tight_ttft_per_prompt_token_s: float = _TARGETS.tight.ttft_per_prompt_token_s
+    tight_tpot_s: float = _TARGETS.tight.tpot_s
+    harm_weight: float = 0.55
+    ttft_width: float = 0.06
+    tpot_width: float = 0.028
+    remaining_floor: float = 0.55
+    kv_wait: float = 0.7
+    ttft_weight: float = 0.02
+    tpot_weight: float = 0.03
+    backlog_weight: float = 0.01
+    prefill_weight: float = 0.015
+    local_weight: float = 0.04
+    short_stay: float = 0.7
+    step_factor: float = 0.965
+
+    def __post_init__(self) -> None:
+        for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):
+            if getattr(self, name) <= 0.0:
+                raise ConfigError(f"parameter {name!r} of policy 'price' must be greater than 0")
+
+
+def price_constants(profile: HardwareProfile, slo: SloTargets, overhead_s: float = 0.0) -> dict[str, float]:
+    """The fields of `PriceParams` that are not learned."""
+    return {
+        "step_floor_s": profile.step.floor_s,
+        "step_per_token_s": profile.step.per_token_s,
+        "step_knee_tokens": profile.step.knee_tokens,
+        "step_per_token_beyond_s": profile.step.per_token_beyond_s,
+        "step_per_context_token_s": profile.step.per_context_token_s,
+        "handoff_latency_s": profile.handoff.latency_s,
+        "handoff_per_token_s": profile.handoff.per_token_s,
+        "overhead_s": overhead_s,
+        "kv_tokens": float(profile.kv_tokens),
+        "max_num_seqs": float(profile.max_num_seqs),
+        "max_num_batched_tokens": float(profile.max_num_batched_tokens),
+        "loose_ttft_base_s": slo.loose.ttft_base_s,
+        "loose_ttft_per_prompt_token_s": slo.loose.ttft_per_prompt_token_s,
+        "loose_tpot_s": slo.loose.tpot_s,
+        "tight_ttft_base_s": slo.tight.ttft_base_s,
+        "tight_ttft_per_prompt_token_s": slo.tight.ttft_per_prompt_token_s,
+        "tight_tpot_s": slo.tight.tpot_s,
+    }
+
+
+def tpot_target_s(params: Sequence[float], slo_class: int) -> float:
+    return params[TARGETS + TARGETS_OF_A_CLASS * slo_class + 2]
+
+
+def expected_step_s(params: Sequence[float], n_requests: float, context_tokens: float) -> float:
+    """Time of a decode engine's step with so many requests bound to it."""
+    return params[STEP_FACTOR] * step_time_s(params, n_requests, context_tokens)
+
+
+def ttft_target_s(params: Sequence[float], slo_class: int, prompt_tokens: float) -> float:
+    base = TARGETS + TARGETS_OF_A_CLASS * slo_class
+    return params[base] + params[base + 1] * prompt_tokens

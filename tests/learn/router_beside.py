@@ -1,0 +1,96 @@
+"""A simulated run of the price whose every decision a router's book of residents makes too.
+
+Run as a script with NUMBA_DISABLE_JIT=1 it prints, as JSON, the share of decisions that agree and what was chosen.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve()
+    sys.path[:0] = [str(here.parent), str(here.parents[2])]
+
+from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
+
+from learn import simulator
+from learn.policy_space import price_policy
+from learn.simulation import simulate
+from serve_table.harm import RENEWED_AFTER_TOKENS
+from serve_table.residents import BoundRequest, ResidentBook
+from serve_table.situation import NO_ENGINE, Decision, Fleet
+
+N_PREFILL = SMALL_TOPOLOGY.prefill_engines
+POLICY = price_policy({"short_stay": 0.3}, SMALL_TOPOLOGY, SMALL_SLO)
+
+
+class RouterBeside:
+    """Hears what a router would hear: decisions, prefill answers, tokens now and again, ends."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.book = ResidentBook(POLICY.params, N_PREFILL, SMALL_TOPOLOGY.decode_engines, lambda: self.now_s)
+        self.bound: dict[int, BoundRequest] = {}
+        self.next_told: dict[int, int] = {}
+        self.simulated: list[Decision] = []
+        self.routed: list[Decision] = []
+        self._decide, self._complete = simulator.decide, simulator._complete
+
+    def decide(self, number: int, params: Any, table: Any, request: Any, fleet: Any, i: int, *rest: Any) -> Decision:
+        explore, draws, residents = rest
+        self.now_s = residents.now_s
+        chosen: Decision = self._decide(number, params, table, request, fleet, i, explore, draws, residents)
+        listed_fleet = Fleet(*(column.tolist() for column in fleet))
+        listed = request._replace(
+            prefill_cached_tokens=request.prefill_cached_tokens.tolist(),
+            decode_cached_tokens=request.decode_cached_tokens.tolist(),
+        )
+        self.routed.append(POLICY.decide(listed, listed_fleet, i, explore, draws, self.book.seen()))
+        self.simulated.append(chosen)
+        prefill = None if chosen.prefill == NO_ENGINE else int(chosen.prefill)
+        self.bound[i] = self.book.bind(
+            int(chosen.decode), prefill, request.slo_class, request.prompt_tokens, request.predicted_output_tokens
+        )
+        return chosen
+
+    def complete(self, core: Any, load: Any, outcome: Any, fleet: Any, state: Any, e: int, *rest: Any) -> int:
+        answered: int = self._complete(core, load, outcome, fleet, state, e, *rest)
+        engine = core.engines[e]
+        self.now_s = float(engine.step_end_s)
+        finished = [int(s) // 2 for s in core.finished[e, : engine.finished]]
+        if e < N_PREFILL:
+            for i in finished:
+                self.bound[i].prefill_returned()
+            return answered
+        for s in core.heap_sequence[e, : engine.decoding]:
+            sequence = core.sequences[s]
+            self.tell(int(s) // 2, int(sequence.generated + engine.step - sequence.join_step))
+        for i in finished:
+            self.bound[i].leave()
+        return answered
+
+    def tell(self, i: int, tokens: int) -> None:
+        if tokens >= self.next_told.get(i, 1):
+            self.next_told[i] = tokens + RENEWED_AFTER_TOKENS
+            self.bound[i].streamed(tokens)
+
+
+def results() -> dict[str, Any]:
+    """Agreement over two runs, in one of them with work piling up."""
+    agreed: list[bool] = []
+    seen = set()
+    for seed, rate in ((2, 30.0), (3, 60.0)):
+        router = RouterBeside()
+        vars(simulator).update(decide=router.decide, _complete=router.complete)
+        simulate(random_trace(seed, 60, rate), SMALL_TOPOLOGY, POLICY, SMALL_SLO, 12.0, macro_steps=False)
+        vars(simulator).update(decide=router._decide, _complete=router._complete)
+        agreed += [tuple(a) == tuple(b) for a, b in zip(router.simulated, router.routed, strict=True)]
+        seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
+        left = max(abs(value) for value in router.book.seen().shares)
+        agreed.append(left == 0.0)
+    return {"share": sum(agreed) / len(agreed), "choices": len(seen)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(results()))  # noqa: T201
