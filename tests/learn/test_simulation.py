@@ -58,9 +58,10 @@ def test_features_are_what_the_decisions_saw_and_change_nothing() -> None:
     assert decode_pressure * 3 == pytest.approx(waiting)
     assert prefill_pressure[0] == 0.0
     assert prefill_pressure.max() > 0.0
-    # Least loaded is always remote, so the best prefill engine is the one that may hold a prefix.
-    assert np.all(uncached_prefill <= uncached_decode)
-    assert np.any(uncached_prefill < prompt)
+    for uncached in (uncached_prefill, uncached_decode):
+        assert uncached[0] == prompt[0]
+        assert np.all(uncached >= 0.0)
+        assert np.any(uncached < prompt)
 
 
 @pytest.mark.parametrize("overhead_s", [0.0, 0.004])
