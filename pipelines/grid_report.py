@@ -36,14 +36,11 @@ def table_lines(cells: Sequence[WorkloadScores], markdown: bool) -> list[str]:
     """Policies as rows, workloads as columns, best mean first."""
     goodput = {cell.workload: {score.policy: score.goodput for score in cell.scores} for cell in cells}
     policies = dict.fromkeys(score.policy for cell in cells for score in cell.scores)
-    table = []
-    for name in policies:
-        values = [of_cell.get(name) for of_cell in goodput.values()]
-        known = [value for value in values if value is not None]
-        table.append((name, *values, float(np.mean(known))))
-    table.sort(key=lambda row: -(row[-1] or 0.0))
+    values = {name: [of_cell.get(name) for of_cell in goodput.values()] for name in policies}
+    means = {name: float(np.mean([value for value in found if value is not None])) for name, found in values.items()}
+    best_first = sorted(policies, key=lambda name: -means[name])
     header = ("policy", *goodput, "mean")
-    text = [header, *(tuple(cell_text(value) for value in row) for row in table)]
+    text = [header, *((name, *map(cell_text, [*values[name], means[name]])) for name in best_first)]
     if markdown:
         return [f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *text[1:])]
     widths = [max(len(row[i]) for row in text) for i in range(len(header))]
@@ -53,8 +50,8 @@ def table_lines(cells: Sequence[WorkloadScores], markdown: bool) -> list[str]:
     ]
 
 
-def cell_text(value: str | float | None) -> str:
-    return value if isinstance(value, str) else "-" if value is None else f"{value:.3f}"
+def cell_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def cell_line(cell: WorkloadScores) -> str:
