@@ -34,6 +34,9 @@ NEIGHBOURHOOD = (0.1, 0.6, 1.2)
 shows in every TPOT, a hand-off only in how long a request waits for the next step."""
 
 OVERHEAD_RANGE = (0.0, 3.0)
+SCAN = 13
+"""Points a side of the grid of hand-offs and overheads that is looked through: a request joins with whole steps, so
+much of the one can pass for the other, with false optima in between."""
 GENERATIONS = 20
 
 RIDGE = 1e-3
@@ -75,9 +78,9 @@ def fit_costs(
     """Fit four factors over the profile to one or more runs: decode step, prefill tokens, hand-off, a leg's overhead.
 
     The error of a row is the capped absolute log ratio of simulated to measured TTFT, and of TPOT. It is rough in the
-    constants, as queues are, so a simplex that approaches is followed by differential evolution (Storn and Price
-    1997) about where it came to, and by another simplex. seed: of the evolution; equal rows give equal constants.
-    profile, overhead_s: where the fit starts.
+    constants, as queues are, so a simplex that approaches is followed by a scan of hand-off and overhead, differential
+    evolution (Storn and Price 1997) about where that came to, and another simplex. seed: of the evolution; equal rows
+    give equal constants. profile, overhead_s: where the fit starts.
     """
 
     def errors(vector: Floats) -> tuple[Floats, Floats]:
@@ -106,6 +109,7 @@ def _fitted_vector(loss: Callable[[Floats, float], float], overhead_root: float,
     found = np.array([0.0, 0.0, 0.0, overhead_root])
     for width in (0.5, 0.2):
         found = _simplex(lambda vector: loss(vector, FAR_CAP), found, width)
+    found = _scanned(lambda vector: loss(vector, ERROR_CAP), found)
     around = [(value - reach, value + reach) for value, reach in zip(found, NEIGHBOURHOOD, strict=False)]
     evolved = differential_evolution(
         lambda vector: loss(vector, ERROR_CAP),
@@ -118,6 +122,14 @@ def _fitted_vector(loss: Callable[[Floats, float], float], overhead_root: float,
         rng=seed,
     )
     return _simplex(lambda vector: loss(vector, ERROR_CAP), evolved.x, 0.05)
+
+
+def _scanned(loss: Callable[[Floats], float], start: Floats) -> Floats:
+    """The best of a grid of hand-offs and overheads, refined by a simplex; the other constants as they are."""
+    reach = NEIGHBOURHOOD[2]
+    handoffs, overheads = np.linspace(start[2] - reach, start[2] + reach, SCAN), np.linspace(*OVERHEAD_RANGE, SCAN)
+    grid = [np.array([start[0], start[1], handoff, root]) for handoff in handoffs for root in overheads]
+    return _simplex(loss, min([start, *grid], key=loss), 0.1)
 
 
 def _simplex(loss: Callable[[Floats], float], start: Floats, width: float) -> Floats:

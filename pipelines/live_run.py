@@ -25,7 +25,7 @@ from pipelines.router_process import RouterProcess
 from pipelines.vllm_cpu import engine_flags as vllm_cpu
 from pipelines.vllm_cpu.cluster import read_pacing, reset_pacing, start_vllm_cpu
 from serve_table.errors import ConfigError
-from serve_table.step_time import hardware_profile
+from serve_table.step_time import HardwareProfile, hardware_profile
 
 EMULATED = "emulated"
 VLLM_CPU = "vllm-cpu"
@@ -93,6 +93,14 @@ def cluster_from(args: argparse.Namespace) -> ClusterConfig:
         dilation=dilation,
         model=args.model,
     )
+
+
+def profile_of(cluster: ClusterConfig) -> HardwareProfile:
+    """The profile that the engines really have: vLLM on CPUs has KV blocks of its own size."""
+    profile = hardware_profile(cluster.hardware)
+    if cluster.kind != VLLM_CPU:
+        return profile
+    return vllm_cpu.VllmCpuPlan(cluster.prefill_engines, cluster.decode_engines, profile, cluster.dilation).profile
 
 
 @dataclass

@@ -88,11 +88,7 @@ class LiveStart:
 
     def lengths_digest(self) -> str | None:
         """Of the artifact's length predictor; None for the constant one."""
-        if self.loaded is None:
-            return None
-        names = ("length_scale", "length_levels", "length_quantiles_tokens")
-        content = b"".join(self.loaded.arrays[name].tobytes() for name in names)
-        return hashlib.sha256(content).hexdigest()[:16]
+        return None if self.loaded is None else lengths_digest(self.loaded)
 
     def topology(self, cluster: ClusterConfig) -> Topology:
         """The cluster as the simulator has it, which needs a prefill engine."""
@@ -101,6 +97,13 @@ class LiveStart:
     def topology_of(self, prefill_engines: int, decode_engines: int) -> Topology:
         """So many engines with these costs."""
         return fitted_topology(prefill_engines, decode_engines, hardware_profile(self.hardware), self.costs)
+
+
+def lengths_digest(artifact: Artifact) -> str:
+    """Of an artifact's length predictor."""
+    names = ("length_scale", "length_levels", "length_quantiles_tokens")
+    content = b"".join(artifact.arrays[name].tobytes() for name in names)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def start_of(args: argparse.Namespace, cluster: ClusterConfig) -> LiveStart:

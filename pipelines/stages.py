@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipelines.path_digest import digest_of_path, size_of
 from serve_table.artifact import write_atomically
 from serve_table.errors import ArtifactError, ConfigError, RunError
 
@@ -167,6 +168,11 @@ class Run:
             raise RunError(f"{altered}: run `rutter {name}` again to make it anew")
         return record
 
+    def finished(self, prefix: str) -> list[tuple[str, StageRecord]]:
+        """The name and record of every stage of such a name that is finished and unaltered, under any configuration."""
+        stages = [(name, stage) for name, stage in self._read().stages.items() if name.startswith(prefix)]
+        return [(name, record) for name, stage in stages for record in stage.records.values() if self._standing(record)]
+
     def output_path(self, record: StageRecord, key: str) -> Path:
         """Where an output of a record lies; RunError where the stage made none of that name."""
         if key not in record.outputs:
@@ -260,27 +266,6 @@ def _flat(config: object, prefix: str = "") -> dict[str, str]:
             flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
         return flat
     return {prefix: json.dumps(config, ensure_ascii=False)}
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    return sum(file.stat().st_size for file in _files(path))
-
-
-def digest_of_path(path: Path) -> str:
-    """Digest of a file's bytes; of a folder, that of its files' relative names and bytes."""
-    total = hashlib.sha256()
-    for file in _files(path):
-        with open(file, "rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        if file == path:
-            return content[:16]
-        total.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())
-    return total.hexdigest()[:16]
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,9 @@ from learn.trace import Trace
 from learn.training import Learned, Searched, learn_from, search_policies, training_bench
 from pipelines.calibration_start import Start, calibration_line, digest_of_calibration, start_from
 from pipelines.collect import CollectConfig
+from pipelines.path_digest import digest_of_path
 from pipelines.progress import Progress
-from pipelines.stages import Run, Stage, add_run_arguments, canonical, digest_of_config, digest_of_path, run_from
+from pipelines.stages import Run, Stage, add_run_arguments, canonical, digest_of_config, run_from
 from pipelines.workload_spec import WorkloadSpec
 from serve_table.artifact import Artifact, save, write_atomically
 from serve_table.calibration import Calibration

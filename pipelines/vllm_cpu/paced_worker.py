@@ -21,7 +21,7 @@ from pipelines.pacing import Pacing
 from pipelines.vllm_cpu.engine_main import LEADER_VARIABLE
 from pipelines.vllm_cpu.pace import PACE_KEY, HandoffPace, PaceConfig, StepPace, pace_report
 
-PROGRESS_DELAY_US = 2000
+PROGRESS_DELAY_US = 500
 IDLE_POLL_S = 0.001
 LONGEST_NAP_S = 0.02
 LEADER_POLL_S = 0.5

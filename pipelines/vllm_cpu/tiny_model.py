@@ -1,6 +1,6 @@
 """A tiny Llama and its byte-level tokenizer, made on the spot: what the engines on CPUs serve.
 
-Two layers drawn at random; its text means nothing, but is decided by the whole prompt, greedy text without ties, so
+One layer drawn at random; its text means nothing, but is decided by the whole prompt, greedy text without ties, so
 that a wrong KV block shows as another text. One token is one byte, as in the emulated engines.
 """
 
@@ -26,7 +26,8 @@ PRINTABLE = range(32, 127)
 SEED = 0
 WEIGHT_SCALE = 0.2
 """Standard deviation of the weights: ten times the usual one, so that attention is sharp and logits lie apart."""
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 2, 2, 1, 32
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 1, 1, 1, 32
+"""One layer with one head: attention over a long context is what a step costs here."""
 MAX_POSITIONS = 65_536
 
 CHAT_TEMPLATE = (

@@ -44,7 +44,7 @@ def test_rates_far_below_one_are_found_too() -> None:
         A40_3B,
         step=replace(A40_3B.step, floor_s=A40_3B.step.floor_s * 50),
     )
-    slo = targets_from_profile(slow, tight=(2.0, 1.05), loose=(2.0, 1.05))
+    slo = targets_from_profile(slow, tight=(4.0, 1.05), loose=(4.0, 1.05))
     one = Topology(1, 1, slow)
     rate = saturation_rate(long, one, slo)
     assert 0.005 < rate < 0.5

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from synthetic_rows import journal_row, write_journal
 
+from learn.evaluate import bench_of
 from learn.simulation import Topology, simulate
 from learn.trace import Trace
 from pipelines import policy_run
@@ -19,6 +20,8 @@ from pipelines.load_report import LoadReport, RequestRecord
 from pipelines.pacing import PacingReport
 from serve_table.artifact import load
 from serve_table.policy import policy
+from serve_table.predictor import constant_predictor
+from serve_table.situation import ACTION_NAMES, REMOTE
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
@@ -87,7 +90,9 @@ class StandIn:
         learned = None if chosen.artifact is None else load(chosen.artifact)
         decided = policy(chosen.name, chosen.params, learned if chosen.name == "table" else None)
         slo = targets_from_profile(A40_3B) if learned is None else learned.slo_targets()
-        run = simulate(trace, self.topology, decided, slo, 200.0, chosen.seed)
+        predictor = constant_predictor() if learned is None else learned.predictor()
+        predicted = bench_of([trace], self.topology, slo, predictor).predicted[0]
+        run = simulate(trace, self.topology, decided, slo, predicted, chosen.seed)
         dies = self.dies_in == len(self.sent)
         n = len(trace) // 2 if dies else len(trace)
         rows = []
@@ -97,6 +102,15 @@ class StandIn:
                 journal_row(
                     i,
                     client_id=f"{id_prefix}-{i:06d}",
+                    cluster_kind=cluster.kind,
+                    slo_class=int(trace.slo_class[i]),
+                    usage_prompt_tokens=int(trace.prompt_tokens[i]),
+                    output_tokens=int(trace.output_tokens[i]),
+                    prefill_engines=list(URLS[:1]),
+                    decode_engines=list(URLS[1:]),
+                    action=ACTION_NAMES[run.action[i]],
+                    prefill_engine=URLS[0] if run.action[i] == REMOTE else None,
+                    decode_engine=URLS[1],
                     policy=chosen.name,
                     policy_digest=decided.digest,
                     status="ok" if ok else "upstream_error",

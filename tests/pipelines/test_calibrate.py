@@ -35,7 +35,7 @@ from serve_table.errors import ClusterError, ConfigError, EngineError
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
-QUICK = ["--rounds", "1", "--max-batch", "8", "--kv-tokens", "24000", "--budget-s", "60"]
+QUICK = ["--rounds", "1", "--max-batch", "8", "--kv-tokens", "24000", "--budget-s", "120", "--dilation", "2"]
 TARGET = Target(("http://p",), ("http://d",), "emulated-not-asked", 1.0, "m", A40_3B)
 
 
@@ -55,7 +55,7 @@ def made(**changes: Any) -> Calibration:
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The file of a quick calibration of an emulated 1P+1D cluster in processes of its own."""
     folder = tmp_path_factory.mktemp("calibrated")
-    with start_emulated(1, 1, A40_3B, 1.0, folder=folder / "engines", say=lambda _: None) as cluster:
+    with start_emulated(1, 1, A40_3B, 2.0, folder=folder / "engines", say=lambda _: None) as cluster:
         urls = ["--prefill-url", *cluster.prefill_urls, "--decode-url", *cluster.decode_urls]
         assert cli.main(["calibrate", *urls, *QUICK, "--to", str(folder / "c.json")]) == 0
     yield folder / "c.json"
@@ -63,20 +63,20 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_an_emulated_cluster_s_profile_is_recovered(calibrated: Path) -> None:
-    # One round on a machine that runs other tests: what it can tell is that nothing is off by a factor. How near a
-    # calibration comes is measured by `make calibrate`, and the fit's own accuracy in tests/learn.
+    # One round on a machine that runs other tests: what it can tell is that nothing is off by a factor, such as the
+    # dilation. How near a calibration comes is measured by `make calibrate`, and the fit's accuracy in tests/learn.
     calibration = load(calibrated)
     step, handoff = calibration.step_time(), calibration.handoff()
-    assert step.floor_s == pytest.approx(A40_3B.step.floor_s, rel=0.15)
-    assert step.per_token_beyond_s == pytest.approx(A40_3B.step.per_token_beyond_s, rel=0.15)
-    assert step.per_context_token_s == pytest.approx(A40_3B.step.per_context_token_s, rel=0.4)
-    assert handoff.per_token_s == pytest.approx(A40_3B.handoff.per_token_s, rel=0.4)
-    assert handoff.latency_s == pytest.approx(A40_3B.handoff.latency_s, rel=0.5)
-    assert calibration.overhead_s < 0.01
+    assert 0.6 < step.floor_s / A40_3B.step.floor_s < 1.7
+    assert 0.6 < step.per_token_beyond_s / A40_3B.step.per_token_beyond_s < 1.7
+    assert 0.3 < step.per_context_token_s / A40_3B.step.per_context_token_s < 3.0
+    assert 0.3 < handoff.per_token_s / A40_3B.handoff.per_token_s < 3.0
+    assert 0.3 < handoff.latency_s / A40_3B.handoff.latency_s < 3.0
+    assert calibration.overhead_s < 0.02
     assert {residual.kind for residual in calibration.residuals} == {"prefill", "decode", "interference", "handoff"}
-    assert max(residual.median for residual in calibration.residuals) < 0.15
+    assert max(residual.median for residual in calibration.residuals) < 0.7
     assert (calibration.prefill_engines, calibration.decode_engines) == (1, 1)
-    assert calibration.duration_s < 60.0
+    assert calibration.duration_s < 120.0
     assert calibration.model == MODEL
 
 

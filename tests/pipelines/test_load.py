@@ -100,10 +100,10 @@ async def test_slow_answers_do_not_hold_back_later_requests():
     async with stub_server(slow) as (url, seen):
         report = await replay(url, trace)
     assert report.n_ok == 120
-    # All left within 0.3 s while the first answer took 0.6 s.
-    assert max(request.at_s for request in seen) - seen[0].at_s < 0.55
-    assert report.records[0].ttft_s == pytest.approx(0.2, abs=0.1)
-    assert report.records[0].tpot_s == pytest.approx(0.2, abs=0.1)
+    # All left within 0.3 s; one after the other would have taken 72 s.
+    assert max(request.at_s for request in seen) - seen[0].at_s < 2.0
+    assert 0.15 < report.records[0].ttft_s < 1.0
+    assert 0.15 < report.records[0].tpot_s < 1.0
 
 
 async def test_dilation_stretches_time_and_measures_are_in_engine_time():
@@ -113,12 +113,13 @@ async def test_dilation_stretches_time_and_measures_are_in_engine_time():
     trace = make_trace([0.0, 0.1])
     async with stub_server(paced) as (url, seen):
         report = await replay(url, trace, dilation=4.0)
-    assert seen[1].at_s - seen[0].at_s == pytest.approx(0.4, abs=0.05)
+    assert 0.35 < seen[1].at_s - seen[0].at_s < 0.8
     first = report.records[0]
-    assert first.ttft_s == pytest.approx(0.025, abs=0.015)
-    assert first.tpot_s == pytest.approx(0.025, abs=0.015)
-    assert first.e2e_s == pytest.approx(0.075, abs=0.03)
-    assert report.duration_s < 0.5
+    # 0.025, 0.025 and 0.075 s on an idle machine; undilated they would be 0.1, 0.1 and 0.3 s.
+    assert 0.02 < first.ttft_s < 0.08
+    assert 0.02 < first.tpot_s < 0.08
+    assert 0.07 < first.e2e_s < 0.25
+    assert report.duration_s < 0.8
 
 
 async def test_a_blocked_generator_says_that_it_was_late():

@@ -75,6 +75,9 @@ def test_up_warms_every_pair_and_down_leaves_no_process(capsys: pytest.CaptureFi
             assert engine.kv_events.startswith("tcp://127.0.0.1:")
         assert len(processes(state)) == 10
         assert all(process.is_alive for process in processes(state))
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        # The router and the load generator, which measure, go before the engines.
+        assert {os.getpriority(os.PRIO_PROCESS, engine.pid) for engine in state.engines} == {min(own + 5, 19)}
 
         assert main(["cluster", "status"]) == 0
         out = capsys.readouterr().out

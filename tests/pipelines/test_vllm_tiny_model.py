@@ -40,7 +40,7 @@ def test_the_weights_fit_the_configuration_and_are_the_same_each_time(folder: Pa
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].shape == (config["vocab_size"], config["hidden_size"])
-    assert tensors["model.layers.1.self_attn.k_proj.weight"].shape == (
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].shape == (
         config["num_key_value_heads"] * config["head_dim"],
         config["hidden_size"],
     )

@@ -126,7 +126,7 @@ async def test_silence_ends_at_its_limit(server: Server, message: str, limit_s: 
         began_s = time.monotonic()
         with pytest.raises(EngineTimeoutError, match=message):
             await get(client)
-        assert limit_s <= time.monotonic() - began_s < limit_s + 0.3
+        assert limit_s <= time.monotonic() - began_s < limit_s + 2.0
 
 
 async def test_a_slow_but_steady_answer_is_no_timeout() -> None:

