@@ -45,7 +45,8 @@ train: venv
 export: venv
 	$(RUTTER) export $(RUN_ARGS) $(ARGS)
 
-# On a live cluster; as ARGS="--cluster vllm-cpu --artifact FILE", and for compare --tuned RUN.
+# On a live cluster; as ARGS="--cluster vllm-cpu --artifact FILE", and for compare --tuned RUN. Compare
+# also simulates the whole grid of workloads and topologies: ARGS="--cluster simulated".
 saturate: venv
 	$(RUTTER) saturate $(RUN_ARGS) $(ARGS)
 

@@ -125,14 +125,19 @@ def table_warm_start(compiled: CompiledTable) -> list[dict[str, Any]]:
 
 def baseline_space(name: str) -> Space:
     """What is tuned of a baseline; empty where it has nothing to tune."""
-    if name == "dynamo_style":
-        return {
+    if name in ("dynamo_style", "class_aware"):
+        space: Space = {
             "mode": CategoricalDistribution(DYNAMO_POLICIES),
             "eff_isl_threshold_tokens": FloatDistribution(32.0, 8192.0, log=True),
             "eff_isl_ratio_threshold": FloatDistribution(0.05, 1.05),
             "prefill_busy_tokens": FloatDistribution(128.0, 32768.0, log=True),
             "decode_busy_requests": FloatDistribution(2.0, 128.0, log=True),
         }
+        if name == "class_aware":
+            space["tight_share"] = FloatDistribution(0.1, 0.9)
+            space["tight_added_requests"] = FloatDistribution(0.25, 128.0, log=True)
+            space["loose_added_requests"] = FloatDistribution(0.25, 128.0, log=True)
+        return space
     if name == "length_threshold":
         return {
             "threshold_tokens": FloatDistribution(16.0, 2048.0, log=True),
@@ -148,7 +153,8 @@ def baseline_space(name: str) -> Space:
 
 def baseline_start(name: str) -> list[dict[str, Any]]:
     """The published defaults of a baseline, tried first."""
-    if name == "dynamo_style":
+    if name in ("dynamo_style", "class_aware"):
+        preference = {"tight_share": 0.3, "tight_added_requests": 8.0, "loose_added_requests": 8.0}
         return [
             {
                 "mode": mode,
@@ -156,6 +162,7 @@ def baseline_start(name: str) -> list[dict[str, Any]]:
                 "eff_isl_ratio_threshold": ratio,
                 "prefill_busy_tokens": 4096.0,
                 "decode_busy_requests": 128.0,
+                **(preference if name == "class_aware" else {}),
             }
             for mode in DYNAMO_POLICIES
             for ratio in (0.7, 1.05)

@@ -1,6 +1,6 @@
 """Saturation: the rate at which round robin is in mid-collapse, where policies differ."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,9 @@ MID_COLLAPSE = 0.78
 BISECTIONS = 14
 MIN_RATE, MAX_RATE = 0.01, 1e4
 COLLISION_SHARE = 0.2
+FIRST_RATE = 10.0
+RATE_ROUNDS = 4
+RATE_TOLERANCE = 0.03
 
 
 def round_robin_goodput(traces: Sequence[Trace], topology: Topology, slo: SloTargets, requests_per_s: float) -> float:
@@ -59,6 +62,24 @@ def saturation_rate(
         else:
             high = middle
     return low
+
+
+def settled_rate(
+    traces_at: Callable[[float], Sequence[Trace]], topology: Topology, slo: SloTargets, rounds: int = RATE_ROUNDS
+) -> float:
+    """`saturation_rate` to three digits, of traces that are made anew near the rate found.
+
+    Bursts and think times keep their length at another rate, so stretching a synthetic trace is right about its own
+    rate only. rounds: 1 where traces are the same at any rate.
+    """
+    rate = FIRST_RATE
+    for _ in range(rounds):
+        found = saturation_rate(traces_at(rate), topology, slo)
+        settled = abs(found / rate - 1.0) < RATE_TOLERANCE
+        rate = found
+        if settled:
+            break
+    return float(f"{rate:.3g}")
 
 
 def _never_met(traces: Sequence[Trace], goodput: float) -> TraceError:

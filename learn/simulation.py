@@ -14,9 +14,11 @@ from learn.trace import Trace
 from serve_table.artifact import empty_table
 from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy
-from serve_table.situation import REMOTE
+from serve_table.situation import REMOTE, Features
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
+
+N_FEATURES = len(Features._fields)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,10 @@ class Topology:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Columns (n_requests,) of one run; tpot_s is NaN for answers of one token."""
+    """Columns (n_requests,) of one run; tpot_s is NaN for answers of one token.
+
+    features (n_requests, 7): what each decision saw, in the order of `situation.Features`; no rows where not wanted.
+    """
 
     ttft_s: Floats
     tpot_s: Floats
@@ -50,6 +55,7 @@ class Simulated:
     decode: Ints
     cached_tokens: Ints
     propensity: Floats
+    features: Floats
     preemptions: int
 
     @property
@@ -71,16 +77,18 @@ def simulate(
     seed: int = 0,
     explore: float = 0.0,
     macro_steps: bool = True,
+    with_features: bool = False,
 ) -> Simulated:
     """Run a trace under a policy.
 
     predicted_tokens: (n_requests,) predicted output lengths, or one for all. seed: of the decision's draws.
-    macro_steps: False takes every engine step singly; the result is the same, slower. Raises TraceError for a trace
-    without requests or with one that no engine can hold, ConfigError for other arguments out of range.
+    macro_steps: False takes every engine step singly; the result is the same, slower. with_features: keep what each
+    decision saw. Raises TraceError for a trace without requests or with one that no engine can hold, ConfigError for
+    other arguments out of range.
     """
     if not 0.0 <= explore <= 1.0:
         raise ConfigError(f"explore is {explore}: must be a share from 0 to 1")
-    outcome = _new_outcome(len(trace))
+    outcome = _new_outcome(len(trace), with_features)
     return _run(trace, topology, slo, predicted_tokens, seed, explore, policy, outcome, macro_steps)
 
 
@@ -105,7 +113,7 @@ def replay(
     return _run(trace, topology, slo, predicted_tokens, 0, 0.0, None, outcome)
 
 
-def _new_outcome(n: int) -> Outcome:
+def _new_outcome(n: int, with_features: bool = False) -> Outcome:
     return Outcome(
         action=np.zeros(n, np.int64),
         prefill=np.zeros(n, np.int64),
@@ -114,6 +122,7 @@ def _new_outcome(n: int) -> Outcome:
         finish_s=np.full(n, np.nan),
         cached_tokens=np.zeros(n, np.int64),
         propensity=np.ones(n),
+        features=np.zeros((n if with_features else 0, N_FEATURES)),
     )
 
 
@@ -199,6 +208,7 @@ def _measured(trace: Trace, slo: SloTargets, outcome: Outcome, preemptions: int)
         outcome.decode,
         outcome.cached_tokens,
         outcome.propensity,
+        outcome.features,
         preemptions,
     )
 

@@ -18,9 +18,10 @@ from learn.planned_steps import interrupt, settle_blocks
 from learn.residents import Bound, bind, renew_shares, residents_at, unbind
 from serve_table import decision, situation, step_time
 from serve_table.lookup import Table
-from serve_table.situation import Decision, Draws, Fleet, Request
+from serve_table.situation import Decision, Draws, Features, Fleet, Request
 
 decide = compile_with_callees(decision.decide)
+features_of = compile_with_callees(situation.features_of)
 handoff_time_s = compile_with_callees(step_time.handoff_time_s)
 
 FORCED = -1
@@ -44,7 +45,10 @@ class Load(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What happened: columns (n_requests,). prefill is -1 where local; times NaN where unanswered."""
+    """What happened: columns (n_requests,). prefill is -1 where local; times NaN where unanswered.
+
+    features (n_requests, 7): as the decision saw them, in the order of `Features`; no rows where not wanted.
+    """
 
     action: Ints
     prefill: Ints
@@ -53,6 +57,7 @@ class Outcome(NamedTuple):
     finish_s: Floats
     cached_tokens: Ints
     propensity: Floats
+    features: Floats
 
 
 class State(NamedTuple):
@@ -117,6 +122,17 @@ def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, req
 
 
 @jit
+def _note_features(features: Floats, i: int, seen: Features) -> None:
+    features[i, 0] = seen.prompt_tokens
+    features[i, 1] = seen.uncached_prefill_tokens
+    features[i, 2] = seen.uncached_decode_tokens
+    features[i, 3] = seen.predicted_output_tokens
+    features[i, 4] = seen.slo_class
+    features[i, 5] = seen.prefill_pressure_tokens
+    features[i, 6] = seen.decode_pressure_requests
+
+
+@jit
 def _make_sequence(core: Core, load: Load, i: int, s: int, kind: int) -> None:
     sequence = core.sequences[s]
     sequence.prompt_tokens = load.prompt_tokens[i]
@@ -165,6 +181,8 @@ def _arrive(
             renew_shares(core, load, outcome, fleet, state.bound, params, load.arrival_s[i])
         residents = residents_at(state.bound, load.arrival_s[i])
         chosen = decide(policy, params, table, request, fleet, i, explore, draws, residents)
+    if len(outcome.features) > 0:
+        _note_features(outcome.features, i, features_of(request, fleet))
     outcome.action[i] = chosen.action
     outcome.prefill[i] = chosen.prefill
     outcome.decode[i] = chosen.decode

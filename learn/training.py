@@ -45,7 +45,9 @@ BASELINES = (
     "power_of_two",
     "always_local",
     "dynamo_style",
+    "class_aware",
     "marginal_cost",
+    "marginal_cost_uncalibrated",
 )
 MIN_RUN_ROWS = 50
 """A run with fewer rows tells nothing of the costs."""

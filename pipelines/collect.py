@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from learn.saturation import MID_COLLAPSE, saturation_rate
+from learn.saturation import MID_COLLAPSE, RATE_ROUNDS, settled_rate
 from learn.simulation import Topology
+from learn.trace import Trace
 from pipelines.attempts import Attempts
 from pipelines.calibration_start import digest_of_calibration, start_from
 from pipelines.live_run import (
@@ -29,9 +30,6 @@ from serve_table.slo import SloTargets, targets_from_profile
 from serve_table.step_time import hardware_profile
 
 SATURATION_WINDOWS = 3
-FIRST_RATE = 10.0
-RATE_ROUNDS = 4
-RATE_TOLERANCE = 0.03
 PROFILE_OVERHEAD_S = 0.003
 """Assumed for a leg until the journal tells: what a router and HTTP take on one machine."""
 
@@ -133,18 +131,12 @@ def mid_collapse_rate(spec: WorkloadSpec, topology: Topology, say: Say, slo: Slo
     """The rate at which the simulator has round robin in mid-collapse, to three digits. slo: None for the profile's."""
     say("finding the rate at which round robin is in mid-collapse (simulated)")
     slo = targets_from_profile(topology.profile) if slo is None else slo
-    rate = FIRST_RATE
-    for _ in range(RATE_ROUNDS):
-        # Bursts and think times keep their length at another rate, so traces are made anew near the found one.
-        specs = [
-            msgspec.structs.replace(spec, seed=spec.seed + k, requests_per_s=rate) for k in range(SATURATION_WINDOWS)
-        ]
-        found = saturation_rate([requests_of(one) for one in specs], topology, slo)
-        settled = abs(found / rate - 1.0) < RATE_TOLERANCE
-        rate = found
-        if settled or not spec.is_synthetic:
-            break
-    rate = float(f"{rate:.3g}")
+
+    def traces_at(rate: float) -> list[Trace]:
+        seeds = range(spec.seed, spec.seed + SATURATION_WINDOWS)
+        return [requests_of(msgspec.structs.replace(spec, seed=seed, requests_per_s=rate)) for seed in seeds]
+
+    rate = settled_rate(traces_at, topology, slo, RATE_ROUNDS if spec.is_synthetic else 1)
     say(f"{rate:g} requests/s, where round robin's goodput is about {MID_COLLAPSE:.2f}")
     return rate
 

@@ -1,11 +1,15 @@
-"""`rutter compare`: policies side by side on one live cluster, over workloads and arrival seeds."""
+"""`rutter compare`: policies side by side, on one live cluster or simulated, over workloads and arrival seeds."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from learn.contenders import CONTENDERS
+from pipelines import simulated_compare
 from pipelines.compared_runs import ComparedRun, CompareSettings, compared_runs, make_run, row_of
 from pipelines.comparison_report import LEARNED, markdown_lines, scores_of, text_lines
+from pipelines.grid_cell import SIMULATED
 from pipelines.live_run import add_cluster_arguments, cluster_from, engines_of
 from pipelines.live_start import LiveStart, add_start_arguments, simulated_rate, start_of
 from pipelines.policy_run import pass_gates
@@ -20,43 +24,56 @@ from serve_table.step_time import hardware_profile
 
 DEFAULT_POLICIES = ("round_robin", "least_loaded", "dynamo_style", "marginal_cost", LEARNED)
 ALL = "all"
+DEFAULT_SEEDS = 3
+LIVE_ONLY = "live clusters only"
+SIMULATED_ONLY = "simulated only"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    add_cluster_arguments(parser)
+    add_cluster_arguments(parser, SIMULATED)
     add_start_arguments(parser)
     add = parser.add_argument
-    add(
-        "--workloads", nargs="+", default=list(WORKLOADS), metavar="NAME", help="workloads or traces (mixed multi-turn)"
+    workloads = f"workloads or traces; default: {' '.join(WORKLOADS)}, simulated every workload and three public traces"
+    add("--workloads", nargs="+", metavar="NAME", help=workloads)
+    names = list(dict.fromkeys((*POLICIES, *CONTENDERS)))
+    policies = f"{ALL}, or some of {', '.join(names)}; default: {' '.join(DEFAULT_POLICIES)}, simulated {ALL}"
+    add("--policies", nargs="+", choices=[ALL, *names], metavar="NAME", help=policies)
+    seeds = (
+        f"arrival seeds; default: {DEFAULT_SEEDS}, simulated {simulated_compare.DEFAULT_SEEDS}, of a trace's windows "
     )
-    add(
-        "--policies",
-        nargs="+",
-        default=list(DEFAULT_POLICIES),
-        choices=[ALL, *POLICIES],
-        metavar="NAME",
-        help=f"{ALL}, or some of {', '.join(POLICIES)}; default: {' '.join(DEFAULT_POLICIES)}",
-    )
-    add("--seeds", type=int, default=3, metavar="N", help="arrival seeds (%(default)s)")
+    add("--seeds", type=int, metavar="N", help=f"{seeds}{simulated_compare.DEFAULT_WINDOWS}")
     add("--seed", type=int, default=HELD_OUT_SEED, help="the first of them (%(default)s: far from training's)")
-    add("--requests", type=int, default=REQUESTS, help="of each run (%(default)s)")
-    add("--start", type=int, default=1500, help="first request of an imported trace (%(default)s: after collect's)")
+    requests = f"of each run; default: {REQUESTS}, simulated {simulated_compare.DEFAULT_REQUESTS}"
+    add("--requests", type=int, metavar="N", help=requests)
+    start = f"first request of an imported trace (%(default)s: after collect's); {LIVE_ONLY}"
+    add("--start", type=int, default=1500, help=start)
     add("--tight-share", type=float, default=0.3, help="share of requests of the tight SLO class (%(default)s)")
     rate = "requests per second of engine time, as mixed=10.1; default: what saturate found in the run, else simulated"
     add("--rate", action="extend", nargs="+", default=[], metavar="NAME=R", help=rate)
     add("--tuned", metavar="RUN|FILE", help="baselines as this training run tuned them; default: published defaults")
-    add("--out", type=Path, metavar="FILE", help=f"results; default: {RESULTS_FOLDER}/<cluster kind>.csv")
+    out = f"results; default: {RESULTS_FOLDER}/<cluster kind>.csv, simulated {simulated_compare.DEFAULT_PATH}"
+    add("--out", type=Path, metavar="FILE", help=out)
+    topologies = simulated_compare.DEFAULT_TOPOLOGIES
+    known = f"clusters to simulate, {SIMULATED_ONLY}; default: {' '.join(topologies)}"
+    add("--topologies", nargs="+", default=topologies, metavar="P+D", help=known)
+    add("--trials", type=int, default=200, help=f"to tune each policy in each cell (%(default)s); {SIMULATED_ONLY}")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help=f"cells at a time (%(default)s); {SIMULATED_ONLY}")
     add("--markdown", action="store_true", help="end with Markdown tables and their conditions")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the runs that are missing, write every result, and show the comparison."""
     check(args)
+    if args.cluster == SIMULATED:
+        return simulated_compare.run(args)
+    args.workloads = args.workloads or list(WORKLOADS)
+    args.requests, args.seeds = args.requests or REQUESTS, args.seeds or DEFAULT_SEEDS
     cluster = cluster_from(args)
     start = start_of(args, cluster)
     settings = CompareSettings(cluster, start, tuned_params(args.tuned))
-    names = tuple(POLICIES) if ALL in args.policies else tuple(dict.fromkeys(args.policies))
+    policies = args.policies or DEFAULT_POLICIES
+    names = tuple(POLICIES) if ALL in policies else tuple(dict.fromkeys(policies))
     for name in names:
         policy(name, settings.params(name), start.loaded)
     results = ResultFile(args.out or RESULTS_FOLDER / f"{cluster.kind}.csv", cluster.kind)
@@ -74,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """ConfigError for a flag out of range."""
-    if args.requests < 100:
+    if args.requests is not None and args.requests < 100:
         raise ConfigError(f"--requests {args.requests}: at least 100 are needed for a 99th percentile")
-    if args.seeds < 1:
+    if args.seeds is not None and args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: at least 1 is needed")
     if args.seed < 0 or args.start < 0:
         raise ConfigError("--seed and --start must be at least 0")

@@ -1,4 +1,4 @@
-"""A live comparison for people: each policy's scores, and the paired differences to the best baseline."""
+"""A comparison for people: each policy's scores, and the paired differences to the best baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,9 @@ class PolicyScore:
 
 @dataclass(frozen=True)
 class WorkloadScores:
-    """One workload, best policy first. spoilt: runs that do not count; learned: None where the table did not run."""
+    """One workload, best policy first. learned_policy: what is held against the best of the others; learned: its score,
+    None where it did not run. spoilt: runs that do not count.
+    """
 
     workload: str
     requests_per_s: float
@@ -60,20 +62,21 @@ class WorkloadScores:
     scores: tuple[PolicyScore, ...]
     best_baseline: str | None
     spoilt: tuple[ResultRow, ...]
+    learned_policy: str = LEARNED
 
     @property
     def learned(self) -> PolicyScore | None:
-        return next((score for score in self.scores if score.policy == LEARNED), None)
+        return next((score for score in self.scores if score.policy == self.learned_policy), None)
 
 
-def scores_of(rows: Sequence[ResultRow]) -> WorkloadScores:
+def scores_of(rows: Sequence[ResultRow], learned: str = LEARNED) -> WorkloadScores:
     """Scores of the rows of one workload on one cluster, at one rate."""
     counted: dict[str, dict[int, ResultRow]] = {}
     for row in rows:
         if row.counted:
             counted.setdefault(row.policy, {})[row.seed] = row
     goodput = {name: float(np.mean([row.goodput for row in runs.values()])) for name, runs in counted.items()}
-    baselines = [name for name in counted if name != LEARNED]
+    baselines = [name for name in counted if name != learned]
     best = max(baselines, key=lambda name: goodput[name]) if baselines else None
     scores = [
         _score(name, runs, None if best is None or name == best else paired(runs, counted[best], best))
@@ -87,6 +90,7 @@ def scores_of(rows: Sequence[ResultRow]) -> WorkloadScores:
         scores=tuple(sorted(scores, key=lambda score: -score.goodput)),
         best_baseline=best,
         spoilt=tuple(row for row in rows if not row.counted),
+        learned_policy=learned,
     )
 
 

@@ -51,11 +51,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `cluster_from`, the same for every live run."""
+def add_cluster_arguments(parser: argparse.ArgumentParser, *other_kinds: str) -> None:
+    """The flags of `cluster_from`, the same for every live run. other_kinds: of clusters that are none of its."""
     add = parser.add_argument
     kinds = "emulated, or vllm-cpu: real vLLM engines; with URLs, what they are: existing or vllm-cpu"
-    add("--cluster", choices=[EMULATED, VLLM_CPU, EXISTING], help=kinds)
+    kinds += "".join(f"; or {kind}" for kind in other_kinds)
+    add("--cluster", choices=[EMULATED, VLLM_CPU, EXISTING, *other_kinds], help=kinds)
     add("--prefill", type=int, default=2, metavar="N", help="prefill engines to start (%(default)s)")
     add("--decode", type=int, default=4, metavar="N", help="decode engines to start (%(default)s)")
     add("--prefill-url", action="extend", nargs="+", default=[], metavar="URL", help="an existing cluster's engines")

@@ -92,8 +92,11 @@ class LiveStart:
 
     def topology(self, cluster: ClusterConfig) -> Topology:
         """The cluster as the simulator has it, which needs a prefill engine."""
-        profile = hardware_profile(self.hardware)
-        return fitted_topology(max(cluster.prefill_engines, 1), cluster.decode_engines, profile, self.costs)
+        return self.topology_of(max(cluster.prefill_engines, 1), cluster.decode_engines)
+
+    def topology_of(self, prefill_engines: int, decode_engines: int) -> Topology:
+        """So many engines with these costs."""
+        return fitted_topology(prefill_engines, decode_engines, hardware_profile(self.hardware), self.costs)
 
 
 def lengths_digest(artifact: Artifact) -> str:

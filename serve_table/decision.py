@@ -12,6 +12,7 @@ from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table, action_of, cluster_of, regime_of
 from serve_table.placement import (
     better_of_two,
+    class_aware_decode,
     count_up,
     least,
     length_split_decode,
@@ -46,6 +47,7 @@ DYNAMO_STYLE = 5
 MARGINAL_COST = 6
 TABLE = 7
 PRICE = 8
+CLASS_AWARE = 9
 
 DYNAMO_ISL_BOUNDING = 0.0
 DYNAMO_PREFILL_LOAD = 1.0
@@ -119,6 +121,11 @@ def choose(
     elif policy == DYNAMO_STYLE:
         prefill = least(fleet.prefill_tokens, fleet.prefill_up, rotation)
         decode = least(fleet.decode_requests, fleet.decode_up, rotation)
+        if dynamo_goes_local(params, request, fleet, prefill, decode):
+            action = LOCAL
+    elif policy == CLASS_AWARE:
+        prefill = least(fleet.prefill_tokens, fleet.prefill_up, rotation)
+        decode = class_aware_decode(fleet, params, request.slo_class, rotation)
         if dynamo_goes_local(params, request, fleet, prefill, decode):
             action = LOCAL
     elif policy == MARGINAL_COST:

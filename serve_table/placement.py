@@ -77,6 +77,28 @@ def length_split_decode(fleet: Fleet, params: Sequence[float], predicted_tokens:
     return best if best != NO_ENGINE else least(fleet.decode_requests, fleet.decode_up, rotation)
 
 
+def class_aware_decode(fleet: Fleet, params: Sequence[float], slo_class: int, rotation: int) -> int:
+    """Decode engine of fewest requests, where one that prefers the other SLO class counts as busier.
+
+    params: the five of Dynamo's rule, then [5] share of engines that prefer tight requests, requests added to an
+    engine of the other side [6] for a tight request, [7] for a loose one. Where a side is down, the other serves.
+    """
+    n = len(fleet.decode_up)
+    n_tight = int(params[5] * n + 0.5)
+    is_tight = slo_class == 1
+    added = params[6] if is_tight else params[7]
+    best = NO_ENGINE
+    best_load = 0.0
+    for k in range(n):
+        i = (rotation + k) % n
+        if fleet.decode_up[i] > 0.0:
+            load = fleet.decode_requests[i] + (0.0 if (i < n_tight) == is_tight else added)
+            if best == NO_ENGINE or load < best_load:
+                best = i
+                best_load = load
+    return best
+
+
 def marginal_prefill(fleet: Fleet, params: Sequence[float], request: Request, rotation: int) -> int:
     """Prefill engine of least marginal cost: committed backlog plus this request's uncached work, in seconds.
 

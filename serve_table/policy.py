@@ -46,6 +46,17 @@ class DynamoParams:
 
 
 @dataclass(frozen=True)
+class ClassAwareParams(DynamoParams):
+    """Dynamo's rule with a share of the decode engines preferring tight requests; the other side counts so many
+    requests busier for a request of the class.
+    """
+
+    tight_share: float = 0.3
+    tight_added_requests: float = 8.0
+    loose_added_requests: float = 8.0
+
+
+@dataclass(frozen=True)
 class MarginalCostParams:
     """Cost constants of the marginal-cost router; defaults from the a40-3b profile."""
 
@@ -54,6 +65,13 @@ class MarginalCostParams:
     kv_tokens: float = 60_000.0
     kv_pressure_s: float = 0.5
     tight_multiplier: float = 2.0
+
+
+@dataclass(frozen=True)
+class UncalibratedMarginalCostParams(MarginalCostParams):
+    """The same before calibration: arXiv 2609.16206 reports an assumed decode time 7.4 times too small."""
+
+    decode_token_s: float = 0.000025 / 7.4
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,9 @@ POLICIES: Mapping[str, tuple[int, type[Params]]] = {
     "power_of_two": (decision.POWER_OF_TWO, NoParams),
     "always_local": (decision.ALWAYS_LOCAL, NoParams),
     "dynamo_style": (decision.DYNAMO_STYLE, DynamoParams),
+    "class_aware": (decision.CLASS_AWARE, ClassAwareParams),
     "marginal_cost": (decision.MARGINAL_COST, MarginalCostParams),
+    "marginal_cost_uncalibrated": (decision.MARGINAL_COST, UncalibratedMarginalCostParams),
     "table": (decision.TABLE, PlacementParams),
     "price": (decision.PRICE, PriceParams),
 }
@@ -136,7 +156,7 @@ def checked_params(name: str, params_type: type[Params], given: Mapping[str, Any
     for key, value in given.items():
         if key not in known:
             raise ConfigError(f"policy {name!r} has no parameter {key!r}; known: {', '.join(known) or 'none'}")
-        if params_type is DynamoParams and key == "mode" and value in DYNAMO_POLICIES:
+        if issubclass(params_type, DynamoParams) and key == "mode" and value in DYNAMO_POLICIES:
             value = DYNAMO_POLICIES.index(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise ConfigError(f"parameter {key!r} of policy {name!r} is {value!r}: must be a finite number, at least 0")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learn.saturation import MID_COLLAPSE, round_robin_goodput, saturation_rate
+from learn.saturation import MID_COLLAPSE, round_robin_goodput, saturation_rate, settled_rate
 from learn.simulation import Topology
 from learn.trace import Trace
 from pipelines.traces import PUBLIC_TRACES, traces_folder
@@ -49,6 +49,24 @@ def test_rates_far_below_one_are_found_too() -> None:
     rate = saturation_rate(long, one, slo)
     assert 0.005 < rate < 0.5
     assert round_robin_goodput(long, one, slo, rate) == pytest.approx(MID_COLLAPSE, abs=0.02)
+
+
+def test_a_settled_rate_is_right_for_traces_made_at_it() -> None:
+    """Bursts keep their length in seconds, so traces made at 10 requests/s and stretched are others."""
+    made: list[float] = []
+
+    def mixed(rate: float) -> list[Trace]:
+        made.append(rate)
+        return [make_workload("mixed", 600, seed, rate) for seed in range(3)]
+
+    wide = Topology(4, 12, A40_3B, 0.003)
+    rate = settled_rate(mixed, wide, SLO)
+    assert made[0] == 10.0
+    assert made[-1] == pytest.approx(rate, rel=0.03)
+    assert round_robin_goodput(mixed(rate), wide, SLO, rate) == pytest.approx(MID_COLLAPSE, abs=0.03)
+    made.clear()
+    settled_rate(mixed, wide, SLO, rounds=1)
+    assert made == [10.0]
 
 
 def test_targets_that_cannot_be_met_are_an_error_that_says_so() -> None:

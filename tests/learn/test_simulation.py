@@ -42,6 +42,28 @@ def equal_runs(a: Simulated, b: Simulated, tolerance: float = 0.0) -> None:
     assert a.preemptions == b.preemptions
 
 
+def test_features_are_what_the_decisions_saw_and_change_nothing() -> None:
+    trace = random_trace(3)
+    plain = simulate(trace, SMALL_TOPOLOGY, policy("least_loaded"), SMALL_SLO, 10.0)
+    run = simulate(trace, SMALL_TOPOLOGY, policy("least_loaded"), SMALL_SLO, 10.0, with_features=True)
+    equal_runs(plain, run)
+    assert plain.features.shape == (0, 7)
+    prompt, uncached_prefill, uncached_decode, predicted, slo_class, prefill_pressure, decode_pressure = run.features.T
+    assert np.array_equal(prompt, trace.prompt_tokens)
+    assert np.array_equal(slo_class, trace.slo_class)
+    assert set(predicted) == {10.0}
+    # Of three decode engines; the first request finds them idle, later ones those that are not answered yet.
+    finish_s = trace.arrival_s + run.ttft_s + np.nan_to_num(run.tpot_s) * (trace.output_tokens - 1)
+    waiting = [np.sum(finish_s[:i] > arrival_s) for i, arrival_s in enumerate(trace.arrival_s)]
+    assert decode_pressure * 3 == pytest.approx(waiting)
+    assert prefill_pressure[0] == 0.0
+    assert prefill_pressure.max() > 0.0
+    for uncached in (uncached_prefill, uncached_decode):
+        assert uncached[0] == prompt[0]
+        assert np.all(uncached >= 0.0)
+        assert np.any(uncached < prompt)
+
+
 @pytest.mark.parametrize("overhead_s", [0.0, 0.004])
 def test_unloaded_local_times_are_the_prefill_and_decode_steps_plus_one_overhead(overhead_s: float) -> None:
     prompts, outputs = [1, 100, 2048, 2049, 7000], [2, 50, 3, 10, 200]

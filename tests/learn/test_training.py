@@ -136,7 +136,10 @@ def test_the_search_keeps_the_best_table_and_tunes_every_baseline() -> None:
     assert set(found.baselines) == set(BASELINES)
     assert all(0.0 <= value <= 1.0 for value in found.training_goodput.values())
     assert found.baselines["round_robin"] == {}
-    assert set(steps) == {"search the table", "tune dynamo_style", "tune length_threshold", "tune marginal_cost"}
+    assert set(steps) == {
+        "search the table",
+        *(f"tune {name}" for name in ("length_threshold", "dynamo_style", "class_aware", "marginal_cost")),
+    }
     assert all(told == list(range(1, TRIALS + 1)) for told in steps.values())
 
 

@@ -111,7 +111,8 @@ class StubEngine:
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            # A client that has left is seen by whichever comes first: the end of what it sends, or a failed write.
+            if not answer.done() or isinstance(answer.exception(), ConnectionError):
                 self.left += 1
                 raise ConnectionError
             answer.result()

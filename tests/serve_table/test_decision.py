@@ -115,6 +115,8 @@ def test_equal_engines_take_turns(chosen: Policy) -> None:
     decodes = Counter(d.decode for d in made)
     if chosen.name == "length_threshold":  # 100 predicted tokens belong to the side of short answers
         assert set(decodes) == {2}
+    elif chosen.name == "class_aware":  # the first engine prefers tight requests, and these are loose
+        assert set(decodes) == {1, 2}
     elif chosen.name == "power_of_two":
         assert set(decodes) == {0, 1, 2}
     else:
@@ -249,6 +251,37 @@ def test_length_threshold_splits_the_pool_at_the_threshold() -> None:
     assert decode(256.0, [1.0] * 3) == 0
     assert decode(255.0, [1.0] * 3) == 1
     assert decode(256.0, [0.0, 1.0, 1.0]) == 1  # its side is down: the whole pool serves
+
+
+# (SLO class, requests on each decode engine, live engines) -> engine of class_aware; the first prefers tight requests
+CLASS_AWARE = [
+    (1, [3.0, 0.0, 0.0], [1.0, 1.0, 1.0], 0),
+    (1, [5.0, 1.0, 0.0], [1.0, 1.0, 1.0], 2),  # five requests more: it is not worth it any longer
+    (1, [9.0, 9.0, 9.0], [0.0, 1.0, 1.0], 1),  # its side is down: the other serves
+    (0, [0.0, 6.0, 5.0], [1.0, 1.0, 1.0], 2),
+    (0, [0.0, 8.0, 7.0], [1.0, 1.0, 1.0], 0),
+    (0, [0.0, 8.0, 7.0], [1.0, 0.0, 0.0], 0),
+]
+
+
+@pytest.mark.parametrize(("slo_class", "requests", "up", "decode"), CLASS_AWARE)
+def test_class_aware_prefers_its_side_until_that_is_so_many_requests_busier(
+    slo_class: int, requests: list[float], up: list[float], decode: int
+) -> None:
+    chosen = policy("class_aware", {"tight_share": 0.3, "tight_added_requests": 4, "loose_added_requests": 6})
+    fleet = idle_fleet(decode_requests=requests, decode_up=up)
+    assert chosen.decide(request(slo_class=slo_class), fleet, 0, 0.0, GREEDY).decode == decode
+
+
+@given(situations(), draws)
+def test_class_aware_without_a_preference_is_dynamo_style(situation: tuple[Request, Fleet, int], drawn: Draws) -> None:
+    wanted, fleet, rotation = situation
+    shared = {"mode": "isl_or_load", "eff_isl_threshold_tokens": 30_000, "prefill_busy_tokens": 20_000}
+    indifferent = policy("class_aware", {**shared, "tight_added_requests": 0, "loose_added_requests": 0})
+    incumbent = policy("dynamo_style", shared)
+    assert indifferent.decide(wanted, fleet, rotation, 0.1, drawn) == incumbent.decide(
+        wanted, fleet, rotation, 0.1, drawn
+    )
 
 
 def test_marginal_cost_weighs_backlog_cache_and_kv_pressure() -> None:

@@ -18,6 +18,16 @@ def test_params_replace_defaults_in_their_order() -> None:
     assert made.params == [1.0, 2048.0, 0.7, 7.0, 1e9]
     assert made.digest != policy("dynamo_style").digest
     assert policy("length_threshold", {"threshold_tokens": 256}).digest == policy("length_threshold").digest
+    assert policy("class_aware", {"mode": "isl_or_load", "tight_share": 0.5}).params[:6] == [
+        *(2.0, 2048.0, 0.7, 4096.0, 1e9),
+        0.5,
+    ]
+
+
+def test_the_uncalibrated_marginal_cost_router_differs_in_its_decode_time_alone() -> None:
+    calibrated, assumed = policy("marginal_cost").params, policy("marginal_cost_uncalibrated").params
+    assert assumed[1] == pytest.approx(calibrated[1] / 7.4)
+    assert [assumed[0], *assumed[2:]] == [calibrated[0], *calibrated[2:]]
 
 
 @pytest.mark.parametrize(
