@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from learn.core import new_core
+from learn.decision_arrays import new_fleet, table_arrays
 from learn.events import new_events
 from learn.residents import new_bound
-from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, new_fleet, run, table_arrays
+from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, run
 from learn.trace import Trace
 from serve_table.artifact import empty_table
 from serve_table.errors import ConfigError, TraceError

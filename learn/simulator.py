@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from learn.compiled import compile_with_callees, jit
 from learn.core import HELD, LOCAL, PREFILL_LEG, PULL, Core
+from learn.decision_arrays import note_features
 from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, Events, drop_first_event, push_event
 from learn.kv_cache import cached_entries
@@ -18,10 +19,9 @@ from learn.planned_steps import interrupt, settle_blocks
 from learn.residents import Bound, bind, renew_shares, residents_at, unbind
 from serve_table import decision, situation, step_time
 from serve_table.lookup import Table
-from serve_table.situation import Decision, Draws, Features, Fleet, Request
+from serve_table.situation import Decision, Draws, Request
 
 decide = compile_with_callees(decision.decide)
-features_of = compile_with_callees(situation.features_of)
 handoff_time_s = compile_with_callees(step_time.handoff_time_s)
 
 FORCED = -1
@@ -122,17 +122,6 @@ def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, req
 
 
 @jit
-def _note_features(features: Floats, i: int, seen: Features) -> None:
-    features[i, 0] = seen.prompt_tokens
-    features[i, 1] = seen.uncached_prefill_tokens
-    features[i, 2] = seen.uncached_decode_tokens
-    features[i, 3] = seen.predicted_output_tokens
-    features[i, 4] = seen.slo_class
-    features[i, 5] = seen.prefill_pressure_tokens
-    features[i, 6] = seen.decode_pressure_requests
-
-
-@jit
 def _make_sequence(core: Core, load: Load, i: int, s: int, kind: int) -> None:
     sequence = core.sequences[s]
     sequence.prompt_tokens = load.prompt_tokens[i]
@@ -182,7 +171,7 @@ def _arrive(
         residents = residents_at(state.bound, load.arrival_s[i])
         chosen = decide(policy, params, table, request, fleet, i, explore, draws, residents)
     if len(outcome.features) > 0:
-        _note_features(outcome.features, i, features_of(request, fleet))
+        note_features(outcome.features, i, request, fleet)
     outcome.action[i] = chosen.action
     outcome.prefill[i] = chosen.prefill
     outcome.decode[i] = chosen.decode
@@ -296,23 +285,3 @@ def run(
             push_event(state.events, arrival_s + overhead_s, SUBMIT, s)
             arrived += 1
     return answered
-
-
-def new_fleet(n_prefill: int, n_decode: int) -> Any:
-    """An idle `Fleet` of live engines, as arrays."""
-    prefill: list[Any] = [np.zeros(n_prefill), np.zeros(n_prefill), np.ones(n_prefill)]
-    decode: list[Any] = [np.zeros(n_decode), np.zeros(n_decode), np.zeros(n_decode), np.ones(n_decode)]
-    return Fleet(*prefill, *decode)
-
-
-def table_arrays(table: Table) -> Table:
-    """The same table as arrays, for the compiled decision."""
-    columns: list[Any] = [
-        np.asarray(table.grid_scale, np.float64),
-        np.asarray(table.grid_bins, np.int64),
-        np.frombuffer(bytes(table.clusters), np.uint8),
-        np.frombuffer(bytes(table.actions), np.uint8),
-        np.asarray(table.prefill_edges_tokens, np.float64),
-        np.asarray(table.decode_edges_requests, np.float64),
-    ]
-    return Table(*columns)
