@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from learn.costs import fitted_topology
 from learn.evaluate import Bench
 from learn.hard_clusters import clusters_policy, clusters_space, clusters_start
 from learn.policy_space import (
@@ -12,6 +13,9 @@ from learn.policy_space import (
     baseline_policy,
     baseline_space,
     baseline_start,
+    price_policy,
+    price_space,
+    price_start,
     table_point,
     table_policy,
     table_space,
@@ -63,10 +67,16 @@ def _table(training: SimulatedTraining) -> Contender:
     )
 
 
+def _price(training: SimulatedTraining) -> Contender:
+    engines = training.topology
+    known = fitted_topology(engines.prefill_engines, engines.decode_engines, engines.profile, training.costs)
+    return Contender(price_space(), price_start(), lambda params: price_policy(params, known, training.slo))
+
+
 CONTENDERS: Mapping[str, Callable[[SimulatedTraining], Contender]] = MappingProxyType(
-    {**{name: _baseline(name) for name in BASELINES}, "clusters": _clusters, RUTTER: _table}
+    {**{name: _baseline(name) for name in BASELINES}, "clusters": _clusters, "table": _table, RUTTER: _price}
 )
-FORMS: Mapping[str, str] = MappingProxyType({RUTTER: "table"})
+FORMS: Mapping[str, str] = MappingProxyType({RUTTER: "price"})
 """What a name stands for where that may change: another form is another policy, whose runs are made anew."""
 
 

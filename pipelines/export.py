@@ -157,11 +157,15 @@ def cluster_lines(artifact: Artifact) -> list[str]:
 
 def score_lines(scores: list[Score]) -> list[str]:
     """The held-out table, best first."""
-    lines = [f"{'policy':<18}{'goodput':>8}  {'95 % interval':<15}{'P90 TTFT':>10}{'P99 TTFT':>10}{'P90 TPOT':>10}"]
+    width = max([16, *(len(score.policy) for score in scores)]) + 2
+    times_head = f"{'P90 TTFT':>10}{'P99 TTFT':>10}{'P90 TPOT':>10}"
+    lines = [f"{'policy':<{width}}{'goodput':>8}  {'95 % interval':<15}{times_head}"]
     for score in scores:
         times = (milliseconds(value) for value in (score.ttft_p90_s, score.ttft_p99_s, score.tpot_p90_s))
         interval = f"{score.goodput_low:.3f} - {score.goodput_high:.3f}"
-        lines.append(f"{score.policy:<18}{score.goodput:>8.3f}  {interval:<15}" + "".join(f"{t:>10}" for t in times))
+        lines.append(
+            f"{score.policy:<{width}}{score.goodput:>8.3f}  {interval:<15}" + "".join(f"{t:>10}" for t in times)
+        )
     return lines
 
 

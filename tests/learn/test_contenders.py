@@ -19,7 +19,7 @@ def bench() -> Bench:
 
 
 def test_every_baseline_is_compared_and_the_learned_ones() -> None:
-    assert list(CONTENDERS) == [*BASELINES, "clusters", RUTTER]
+    assert list(CONTENDERS) == [*BASELINES, "clusters", "table", RUTTER]
     assert FORMS.keys() <= CONTENDERS.keys()
 
 

@@ -164,7 +164,7 @@ def test_public_traces_that_are_not_at_hand_are_left_out_with_a_line(
     [
         (("--topologies", "2P4D"), "give each as 2P+4D"),
         (("--topologies", "0P+4D"), "at least one engine of both kinds"),
-        (("--policies", "table"), "policy 'table' is not compared in the simulator; known: round_robin"),
+        (("--policies", "price"), "policy 'price' is not compared in the simulator; known: round_robin"),
         (("--rate", "chat=3"), "--rate is for live clusters"),
         (("--dilation", "2"), "--dilation is for live clusters"),
         (("--decode", "6"), "name them as --topologies"),
