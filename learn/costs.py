@@ -34,7 +34,7 @@ NEIGHBOURHOOD = (0.1, 0.6, 1.2)
 shows in every TPOT, a hand-off only in how long a request waits for the next step."""
 
 OVERHEAD_RANGE = (0.0, 3.0)
-SCAN = 13
+SCAN = 7
 """Points a side of the grid of hand-offs and overheads that is looked through: a request joins with whole steps, so
 much of the one can pass for the other, with false optima in between."""
 GENERATIONS = 20
