@@ -118,14 +118,12 @@ def choose(
     elif policy == POWER_OF_TWO:
         prefill = better_of_two(fleet.prefill_requests, fleet.prefill_up, draws.prefill, draws.action)
         decode = better_of_two(fleet.decode_requests, fleet.decode_up, draws.decode, draws.action)
-    elif policy == DYNAMO_STYLE:
+    elif policy == DYNAMO_STYLE or policy == CLASS_AWARE:
         prefill = least(fleet.prefill_tokens, fleet.prefill_up, rotation)
-        decode = least(fleet.decode_requests, fleet.decode_up, rotation)
-        if dynamo_goes_local(params, request, fleet, prefill, decode):
-            action = LOCAL
-    elif policy == CLASS_AWARE:
-        prefill = least(fleet.prefill_tokens, fleet.prefill_up, rotation)
-        decode = class_aware_decode(fleet, params, request.slo_class, rotation)
+        if policy == CLASS_AWARE:
+            decode = class_aware_decode(fleet, params, request.slo_class, rotation)
+        else:
+            decode = least(fleet.decode_requests, fleet.decode_up, rotation)
         if dynamo_goes_local(params, request, fleet, prefill, decode):
             action = LOCAL
     elif policy == MARGINAL_COST:
