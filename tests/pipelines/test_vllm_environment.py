@@ -56,11 +56,12 @@ def test_it_is_built_once_for_all_clones(calls: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.strip() == str(environment.vllm_python())
 
 
-def test_torch_s_index_is_handed_to_pip(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.TORCH_INDEX_VARIABLE, "https://wheels.invalid/cpu")
+def test_torch_s_index_is_handed_to_pip(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = tmp_path.as_uri()
+    monkeypatch.setenv(environment.TORCH_INDEX_VARIABLE, index)
     assert main(["vllm-env"]) == 0
     installs = [line for line in calls.read_text().splitlines() if " install " in line]
-    assert all("--extra-index-url https://wheels.invalid/cpu" in line for line in installs)
+    assert all(f"--extra-index-url {index}" in line for line in installs)
 
 
 def test_a_build_that_failed_names_its_log_and_begins_again(
