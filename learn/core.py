@@ -24,12 +24,11 @@ PULL = 2
 NEW = 0
 WAITING = 1
 PULLING = 2
-LOADED = 3  # the scheduler has not heard of it yet
-READY = 4
-PREFILLING = 5
-DECODING = 6
-HELD = 7
-DONE = 8
+LOADED = 3
+PREFILLING = 4
+DECODING = 5
+HELD = 6
+DONE = 7
 
 SEQUENCE = np.dtype(
     [
@@ -46,7 +45,7 @@ SEQUENCE = np.dtype(
         ("chain_start", np.int64),
         ("chain_length", np.int64),
         ("cached_tokens", np.int64),  # prefix-cache hit at first admission
-        ("join_step", np.int64),
+        ("join_step", np.int64),  # while loaded: the first step that it may join
         ("order", np.int64),  # of admission: the last one is preempted first
         ("first_token_s", np.float64),
         ("finish_s", np.float64),

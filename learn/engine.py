@@ -23,12 +23,11 @@ from learn.core import (
     NONE,
     PREFILL_LEG,
     PREFILLING,
-    READY,
     WAITING,
     Core,
 )
 from learn.kv_cache import free_sequence, register
-from learn.planned_steps import end_of_steps_s, grow_planned, plan_steps
+from learn.planned_steps import cut_planned, end_of_steps_s, grow_planned, plan_steps, steps_begun
 from learn.queues import (
     heap_index,
     join_decode,
@@ -38,7 +37,7 @@ from learn.queues import (
     remove_loaded,
     remove_waiting,
 )
-from learn.scheduling import admit_loaded, admit_waiting, continue_prefill, grow_decodes, hear_of_transfers
+from learn.scheduling import admit_loaded, admit_waiting, continue_prefill, grow_decodes
 from serve_table import step_time
 
 step_time_s = compile_with_callees(step_time.step_time_s)
@@ -52,14 +51,25 @@ def submit(core: Core, e: int, s: int) -> None:
 
 
 @jit
-def loaded(core: Core, e: int, s: int) -> None:
-    """The KV transfer of a pulling sequence is complete."""
+def loaded(core: Core, e: int, s: int, now_s: float) -> None:
+    """The KV transfer of a pulling sequence is complete.
+
+    vLLM's worker asks its connector as soon as it has launched a step's computation, and the answer reaches the
+    scheduler with the output of that step. So a transfer that ends within a step is found by the next one, and its
+    sequence joins the one after that. Planned steps go on until then.
+    """
+    engine = core.engines[e]
     sequence = core.sequences[s]
+    begun = steps_begun(core, e, now_s) if engine.busy == 1 else 0
     sequence.state = LOADED
     # The last prompt token is computed here, to sample the first output token.
     sequence.computed = sequence.prompt_tokens - 1
+    sequence.join_step = engine.step + begun + 1
+    grow_planned(core, e, begun)
     register(core, e, s, sequence.prompt_tokens)
     push_loaded(core, e, s)
+    if engine.busy == 1:
+        cut_planned(core, e, begun + 1)
 
 
 @jit
@@ -101,11 +111,11 @@ def begin_step(core: Core, e: int, now_s: float) -> bool:
             budget -= chunk
     # vLLM admits nothing in a step that preempted; an empty step takes no time, so the next one is this one.
     if not preempted or budget == engine.max_num_batched_tokens:
-        budget -= admit_loaded(core, e, budget)
+        budget -= admit_loaded(core, e, budget, engine.step)
         budget -= admit_waiting(core, e, budget)
-    if hear_of_transfers(core, e) and budget == engine.max_num_batched_tokens:
+    if budget == engine.max_num_batched_tokens:
         # A step that computes nothing takes no time: what it has heard of joins the next one, which is this one.
-        budget -= admit_loaded(core, e, budget)
+        budget -= admit_loaded(core, e, budget, engine.step + 1)
     engine.step_tokens = engine.max_num_batched_tokens - budget
     if engine.step_tokens == 0:
         engine.busy = 0
@@ -196,7 +206,7 @@ def abort(core: Core, e: int, s: int) -> None:
     sequence = core.sequences[s]
     if sequence.state == WAITING:
         remove_waiting(core, e, s)
-    elif sequence.state == LOADED or sequence.state == READY:
+    elif sequence.state == LOADED:
         remove_loaded(core, e, s)
     elif sequence.state == PREFILLING and engine.prefilling == s:
         engine.prefilling = NONE

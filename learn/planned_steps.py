@@ -58,12 +58,17 @@ def steps_begun(core: Core, e: int, now_s: float) -> int:
 def interrupt(core: Core, e: int, now_s: float) -> None:
     """Cut a run of planned steps at the end of the step under way at `now_s`: something has arrived."""
     engine = core.engines[e]
-    if engine.busy == 0 or engine.planned_steps <= 1:
-        return
-    n = steps_begun(core, e, now_s)
-    if n < engine.planned_steps:
-        engine.planned_steps = n
-        engine.step_end_s = end_of_steps_s(core, e, n)
+    if engine.busy == 1 and engine.planned_steps > 1:
+        cut_planned(core, e, steps_begun(core, e, now_s))
+
+
+@jit
+def cut_planned(core: Core, e: int, n_steps: int) -> None:
+    """Let a run of planned steps end after its first n, if it is longer."""
+    engine = core.engines[e]
+    if n_steps < engine.planned_steps:
+        engine.planned_steps = n_steps
+        engine.step_end_s = end_of_steps_s(core, e, n_steps)
 
 
 @jit

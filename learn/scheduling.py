@@ -1,7 +1,7 @@
 """Which sequences a step takes: vLLM v1's scheduling rules, described in `learn.engine`."""
 
 from learn.compiled import jit
-from learn.core import LOADED, LOCAL, NONE, PREFILLING, PULL, PULLING, READY, WAITING, Core
+from learn.core import LOCAL, NONE, PREFILLING, PULL, PULLING, WAITING, Core
 from learn.kv_cache import allocate, cached_entries, claim, claimable_blocks, free_sequence, register
 from learn.queues import (
     blocks_for,
@@ -82,8 +82,8 @@ def continue_prefill(core: Core, e: int, budget: int) -> int:
 
 
 @jit
-def admit_loaded(core: Core, e: int, budget: int) -> int:
-    """Let sequences of whose transfer the scheduler has heard join the batch; tokens scheduled.
+def admit_loaded(core: Core, e: int, budget: int, step: int) -> int:
+    """Let sequences that may join by a step join the batch; tokens scheduled.
 
     They hold the blocks of their whole prompt since the transfer began.
     """
@@ -93,7 +93,7 @@ def admit_loaded(core: Core, e: int, budget: int) -> int:
         if engine.decoding + engine.prefills >= engine.max_num_seqs:
             break
         s = engine.loaded_head
-        if core.sequences[s].state != READY:
+        if core.sequences[s].join_step > step:
             break
         remove_loaded(core, e, s)
         core.sequences[s].order = engine.next_order
@@ -102,23 +102,6 @@ def admit_loaded(core: Core, e: int, budget: int) -> int:
         _add_chunk(core, e, s, 0)
         used += 1
     return used
-
-
-@jit
-def hear_of_transfers(core: Core, e: int) -> bool:
-    """Tell the scheduler of the transfers that are complete when a step begins; True if there are any.
-
-    vLLM's worker asks its connector as soon as it has launched a step's computation, and the answer reaches the
-    scheduler with the output of that step. So a transfer that ends within a step is found by the next one, and its
-    sequence joins the one after that.
-    """
-    s = core.engines[e].loaded_tail
-    heard = False
-    while s != NONE and core.sequences[s].state == LOADED:
-        core.sequences[s].state = READY
-        heard = True
-        s = core.sequences[s].previous
-    return heard
 
 
 @jit

@@ -12,6 +12,7 @@ from learn.events import new_events
 from learn.residents import new_bound
 from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, run
 from learn.trace import Trace
+from serve_table import decision
 from serve_table.artifact import empty_table
 from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy
@@ -160,12 +161,13 @@ def _run(
         _column(trace.chain_length, np.int64),
         np.random.default_rng(seed).random((n, 4)),
     )
+    number = FORCED if policy is None else policy.number
     state = State(
         new_events(2 * n + 2),
         np.full(n_engines, np.inf),
         np.zeros(n),
         np.zeros(n),
-        new_bound(n, topology.prefill_engines, topology.decode_engines),
+        new_bound(n if number == decision.PRICE else 0, topology.prefill_engines, topology.decode_engines),
     )
     answered = run(
         core,
@@ -174,7 +176,7 @@ def _run(
         new_fleet(topology.prefill_engines, topology.decode_engines),
         state,
         topology.prefill_engines,
-        FORCED if policy is None else policy.number,
+        number,
         np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64),
         table_arrays(empty_table() if policy is None else policy.table),
         float(explore),

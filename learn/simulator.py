@@ -63,7 +63,8 @@ class Outcome(NamedTuple):
 class State(NamedTuple):
     """The run's own state. next_end_s (n_engines,): infinity where idle.
 
-    prefill_uncached and decode_uncached (n_requests,): what the router reserved for a request.
+    prefill_uncached and decode_uncached (n_requests,): what the router reserved for a request. bound: of as many
+    requests where the policy is the price, else empty.
     """
 
     events: Events
@@ -85,10 +86,9 @@ def _start(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None
 
 
 @jit
-def _touch(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None:
-    """Something has changed for an engine: start it if idle, else let its next step see it."""
+def _wake(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None:
+    """Something has changed for an engine: start it if idle; a busy one sees it where its planned steps end."""
     if core.engines[e].busy == 1:
-        interrupt(core, e, now_s)
         state.next_end_s[e] = core.engines[e].step_end_s
     else:
         _start(core, state, e, now_s, handoff)
@@ -105,10 +105,11 @@ def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Fl
 
 
 @jit
-def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, request: Request) -> None:
+def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, request: Request, policy: int) -> None:
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
-    bind(state.bound, fleet, i, chosen, load.arrival_s[i])
+    if policy == decision.PRICE:
+        bind(state.bound, fleet, i, chosen, load.arrival_s[i])
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
     if chosen.action == situation.REMOTE:
@@ -176,7 +177,7 @@ def _arrive(
     outcome.prefill[i] = chosen.prefill
     outcome.decode[i] = chosen.decode
     outcome.propensity[i] = chosen.propensity
-    _reserve(load, fleet, state, i, chosen, request)
+    _reserve(load, fleet, state, i, chosen, request, policy)
     if chosen.action == situation.REMOTE:
         _make_sequence(core, load, i, 2 * i, PREFILL_LEG)
         _make_sequence(core, load, i, 2 * i + 1, PULL)
@@ -187,7 +188,15 @@ def _arrive(
 
 @jit
 def _complete(
-    core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, e: int, n_prefill: int, overhead_s: float
+    core: Core,
+    load: Load,
+    outcome: Outcome,
+    fleet: Any,
+    state: State,
+    e: int,
+    n_prefill: int,
+    policy: int,
+    overhead_s: float,
 ) -> int:
     """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
     engine = core.engines[e]
@@ -214,7 +223,8 @@ def _complete(
         outcome.finish_s[i] = engine.step_end_s
         fleet.decode_requests[d] -= 1.0
         fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
-        unbind(state.bound, i, d, fleet.decode_requests[d])
+        if policy == decision.PRICE:
+            unbind(state.bound, i, d, fleet.decode_requests[d])
         answered += 1
     return answered
 
@@ -263,7 +273,7 @@ def run(
             if engine_s == np.inf:
                 break
             end_step(core, e)
-            answered += _complete(core, load, outcome, fleet, state, e, n_prefill, overhead_s)
+            answered += _complete(core, load, outcome, fleet, state, e, n_prefill, policy, overhead_s)
             _start(core, state, e, engine_s, handoff)
         elif event_s <= arrival_s:
             kind = events.kind[0]
@@ -273,13 +283,15 @@ def run(
             e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
             if kind == SUBMIT:
                 submit(core, e, s)
+                interrupt(core, e, event_s)
             else:
-                loaded(core, e, s)
+                loaded(core, e, s, event_s)
                 p = outcome.prefill[i]
                 if core.sequences[s - 1].state == HELD:
                     release(core, p, s - 1)
-                _touch(core, state, p, event_s, handoff)
-            _touch(core, state, e, event_s, handoff)
+                interrupt(core, p, event_s)
+                _wake(core, state, p, event_s, handoff)
+            _wake(core, state, e, event_s, handoff)
         else:
             s = _arrive(core, load, outcome, fleet, state, arrived, n_prefill, policy, params, table, explore, cached)
             push_event(state.events, arrival_s + overhead_s, SUBMIT, s)

@@ -114,7 +114,7 @@ class EngineLoop:
     def loaded(self, sequence: Sequence, at_s: float) -> None:
         """The KV transfer of a sequence is complete since `at_s`, wall; nothing where it was aborted meanwhile."""
         if sequence.slot is not None:
-            loaded(self._core, 0, sequence.slot)
+            loaded(self._core, 0, sequence.slot, at_s)
             self._touch(at_s)
 
     def release(self, sequence: Sequence) -> None:

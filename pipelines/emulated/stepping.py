@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learn.compiled import jit
-from learn.core import HELD, LOADED, PULLING, READY, WAITING, Core
+from learn.core import HELD, LOADED, PULLING, WAITING, Core
 from learn.engine import end_step, submit
 
 Ints = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def count_states(core: Core, slots: Ints, counts: Ints) -> None:
     counts[:] = 0
     for k in range(len(slots)):
         state = core.sequences[slots[k]].state
-        if state == WAITING or state == PULLING or state == LOADED or state == READY:
+        if state == WAITING or state == PULLING or state == LOADED:
             counts[1] += 1
         elif state != HELD:
             counts[0] += 1

@@ -32,7 +32,7 @@ def _run_once() -> None:
         queue_sequence(core, slot, 20, 1 if kind == PREFILL_LEG else 2, kind, 0, 1)
     begin_step(core, 0, 0.0)
     complete_step(core, emitting)
-    loaded(core, 0, 1)
+    loaded(core, 0, 1, 0.0)
     release(core, 0, 0)
     abort(core, 0, 2)
     count_states(core, np.arange(3), np.zeros(2, np.int64))

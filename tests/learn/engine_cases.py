@@ -105,7 +105,7 @@ class Lockstep:
         self._after_change()
 
     def loaded(self, leg: Leg) -> None:
-        loaded(self.core, 0, leg.name)
+        loaded(self.core, 0, leg.name, self.now_s)
         self.reference.loaded(leg)
         self._after_change()
 

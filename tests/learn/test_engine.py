@@ -7,7 +7,7 @@ import pytest
 from engine_cases import SMALL, core_with, free_queue, run_random_operations
 from reference_engine import Leg
 
-from learn.core import DECODING, DONE, HELD, LOADED, NONE, PULLING, READY, WAITING, Core, new_core
+from learn.core import DECODING, DONE, HELD, LOADED, NONE, PULLING, WAITING, Core, new_core
 from learn.engine import abort, begin_step, end_step, loaded, release, submit
 from learn.planned_steps import interrupt, settle_blocks
 from serve_table.errors import ConfigError
@@ -76,7 +76,7 @@ def test_a_pulled_request_decodes_in_one_step_after_its_transfer() -> None:
     assert core.sequences[0].state == PULLING
     # The whole prompt has its blocks before the transfer, as in vLLM: joining can never fail.
     assert core.sequences[0].blocks == 13
-    loaded(core, 0, 0)
+    loaded(core, 0, 0, 2.0)
     ends = run_to_idle(core, 2.0)
     times = [step_time_s(SMALL_STEP, 1.0, 49.0 + k) for k in range(3)]
     assert ends == pytest.approx(2.0 + np.cumsum(times), abs=1e-12)
@@ -85,8 +85,9 @@ def test_a_pulled_request_decodes_in_one_step_after_its_transfer() -> None:
 
 
 def decoding_beside_a_pull(macro_steps: bool) -> Core:
-    """Sequence 0 decodes; the step that begins at 10 s also starts the pull of sequence 1."""
-    core = core_with([Leg(0, 9, 60, "local", []), Leg(1, 50, 3, "pull", [])], SMALL, macro_steps=macro_steps)
+    """Sequence 0 decodes; the step that begins at 10 s also starts the pull of sequence 1. Sequence 2 is left."""
+    legs = [Leg(0, 9, 60, "local", []), Leg(1, 50, 3, "pull", []), Leg(2, 6, 5, "local", [])]
+    core = core_with(legs, SMALL, macro_steps=macro_steps)
     submit(core, 0, 0)
     begun(core)
     end_step(core, 0)
@@ -96,24 +97,48 @@ def decoding_beside_a_pull(macro_steps: bool) -> Core:
     return core
 
 
-@pytest.mark.parametrize("macro_steps", [False, True])
-def test_a_transfer_that_ends_within_a_step_is_found_by_the_next_and_joins_the_one_after(macro_steps: bool) -> None:
-    core = decoding_beside_a_pull(macro_steps)
-    loaded(core, 0, 1)
-    interrupt(core, 0, 10.0)
-    states, ends = [int(core.sequences[1].state)], []
-    for _ in range(3):
+def until_its_first_token(core: Core) -> tuple[list[int], list[float]]:
+    """States of sequence 1 when each step begins, and the ends of the steps."""
+    states, ends = [], []
+    while core.sequences[1].first_token_s == 0.0:
+        states.append(int(core.sequences[1].state))
         ends.append(float(core.engines[0].step_end_s))
         end_step(core, 0)
         begun(core, ends[-1])
-        states.append(int(core.sequences[1].state))
-    assert states == [LOADED, READY, DECODING, DECODING]
+    return states, ends
+
+
+def test_a_transfer_that_ends_within_a_step_is_found_by_the_next_and_joins_the_one_after() -> None:
+    core = decoding_beside_a_pull(macro_steps=False)
+    loaded(core, 0, 1, 10.0)
+    states, ends = until_its_first_token(core)
+    assert states == [LOADED, LOADED, DECODING]
     assert core.sequences[1].first_token_s == ends[2]
+
+
+def test_planned_steps_go_on_until_a_transfer_that_has_ended_joins() -> None:
+    single = decoding_beside_a_pull(macro_steps=False)
+    loaded(single, 0, 1, 10.0)
+    _, single_ends = until_its_first_token(single)
+    core = decoding_beside_a_pull(macro_steps=True)
+    assert core.engines[0].planned_steps > 3
+    loaded(core, 0, 1, 10.0)
+    _, ends = until_its_first_token(core)
+    assert ends == pytest.approx(single_ends[1:], abs=1e-12)
+
+
+def test_an_arrival_cuts_planned_steps_short_of_the_one_that_a_transfer_joins() -> None:
+    single, core = (decoding_beside_a_pull(macro_steps) for macro_steps in (False, True))
+    for each in (single, core):
+        loaded(each, 0, 1, 10.0)
+        submit(each, 0, 2)
+        interrupt(each, 0, 10.0)
+    assert until_its_first_token(core) == until_its_first_token(single)
 
 
 def test_a_transfer_that_is_complete_where_nothing_is_left_to_compute_joins_at_once() -> None:
     core = decoding_beside_a_pull(macro_steps=False)
-    loaded(core, 0, 1)
+    loaded(core, 0, 1, 10.0)
     abort(core, 0, 0)
     end_step(core, 0)
     begun(core, 11.0)
@@ -196,7 +221,7 @@ def test_a_request_that_just_fits_is_answered(prompt: int, output: int) -> None:
     assert core.sequences[0].state == DONE
     submit(core, 0, 1)
     begin_step(core, 0, 0.0)
-    loaded(core, 0, 1)
+    loaded(core, 0, 1, 0.0)
     run_to_idle(core)
     assert core.sequences[1].state == DONE
     assert core.engines[0].free_blocks == 40
@@ -208,8 +233,8 @@ def test_pulled_requests_that_fill_the_cache_to_a_block_border_still_join() -> N
     core = started([Leg(0, 5, 3, "pull", []), Leg(1, 5, 3, "pull", [])], profile)
     begin_step(core, 0, 0.0)
     assert core.engines[0].pulls == 2
-    loaded(core, 0, 0)
-    loaded(core, 0, 1)
+    loaded(core, 0, 0, 0.0)
+    loaded(core, 0, 1, 0.0)
     run_to_idle(core)
     assert [core.sequences[s].state for s in (0, 1)] == [DONE, DONE]
 
@@ -219,7 +244,7 @@ def test_an_engine_that_preempts_its_only_sequence_goes_on_with_what_waits() -> 
     # went idle here would never wake.
     core = started([Leg(0, 12, 12, "local", []), Leg(1, 20, 4, "pull", [])], replace(SMALL, kv_tokens=32))
     begun(core)
-    loaded(core, 0, 1)
+    loaded(core, 0, 1, 0.0)
     end_step(core, 0)
     begun(core, 1.0)
     assert core.engines[0].preemptions == 1
@@ -243,7 +268,7 @@ def test_an_abort_frees_everything_in_every_state() -> None:
     for s in (5, 2, 0, 1, 3, 4):
         submit(core, 0, s)
     begun(core)
-    loaded(core, 0, 5)
+    loaded(core, 0, 5, 0.0)
     # In the step under way: a prefill that completes, one that does not; beside it a pull and a finished transfer.
     states = [int(core.sequences[s].state) for s in (2, 5, 4)]
     assert states == [PULLING, LOADED, WAITING]

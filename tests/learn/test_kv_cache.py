@@ -127,7 +127,7 @@ def test_a_prefix_pulled_while_it_is_computed_here_is_kept_once() -> None:
     submit(core, 0, 1)
     begin_step(core, 0, 0.0)
     assert core.sequences[1].cached_tokens == 0
-    loaded(core, 0, 0)
+    loaded(core, 0, 0, 0.0)
     assert list(core.entry_references[0, :2]) == [2, 2]
     assert core.engines[0].free_blocks == 40 - 4 - 1
     while core.engines[0].busy:
@@ -141,7 +141,7 @@ def test_a_pulled_prefix_can_be_hit_once_it_is_here() -> None:
     submit(core, 0, 0)
     begin_step(core, 0, 0.0)
     assert hits(core, 1) == 0
-    loaded(core, 0, 0)
+    loaded(core, 0, 0, 0.0)
     assert hits(core, 1) == 3
 
 
