@@ -1,6 +1,6 @@
 """Evaluation in the simulator: goodput over several traces with intervals, paired between policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,11 +96,11 @@ class Comparison:
     high: float
 
 
-def compare(bench: Bench, policies: Mapping[str, Policy], learned: str) -> Comparison:
-    """Score every policy on the same traces; `learned` names the one to hold against the best of the others."""
+def compare(bench: Bench, policies: Mapping[str, Policy], learned: str, baselines: Collection[str]) -> Comparison:
+    """Score every policy on the same traces; `learned` names the one to hold against the best of the baselines."""
     runs = {name: bench.runs(policy) for name, policy in policies.items()}
     scores = {name: score(name, found) for name, found in runs.items()}
-    best = max((name for name in policies if name != learned), key=lambda name: scores[name].goodput)
+    best = max(baselines, key=lambda name: scores[name].goodput)
     paired = np.array([a.goodput - b.goodput for a, b in zip(runs[learned], runs[best], strict=True)])
     low, high = interval(paired)
     ordered = sorted(scores.values(), key=lambda entry: -entry.goodput)

@@ -20,7 +20,7 @@ from serve_table.errors import JournalError
 from serve_table.journal import Row
 from serve_table.placement import count_up
 from serve_table.policy import Policy
-from serve_table.replay import redecide, request_and_fleet
+from serve_table.replay import redecide, request_and_fleet, residents_of
 from serve_table.situation import ACTION_NAMES, LOCAL, NO_ENGINE, Draws, features_of
 
 Floats = npt.NDArray[np.float64]
@@ -133,13 +133,14 @@ def left_out_reason(row: Row) -> str | None:
 def candidate_choices(logged: LoggedChoices, candidate: Policy, seed: int = 0) -> Choices:
     """What the candidate chooses from each row's own state.
 
-    With draws of its own, seeded: the row's have made the journaled choice, and must not be in both.
+    With draws of its own, seeded: the row's have made the journaled choice, and must not be in both. Of residents the
+    price knows what the row has, which is nothing where another policy decided.
     """
     draws = np.random.default_rng(seed).random((len(logged), len(Draws._fields))).tolist()
     decided = []
     for row, own in zip(logged.rows, draws, strict=True):
         request, fleet = request_and_fleet(row)
-        found = candidate.decide(request, fleet, row.rotation, 0.0, Draws(*own))
+        found = candidate.decide(request, fleet, row.rotation, 0.0, Draws(*own), residents_of(row))
         decided.append((found.action, found.prefill, found.decode))
     return _choices(decided)
 
@@ -235,7 +236,7 @@ def _decided_alike(row: Row, policy: Policy | None) -> bool:
 def _action_propensity(row: Row, policy: Policy) -> float:
     """Probability of the journaled action, whatever the engines: as if each pool had one."""
     request, fleet = request_and_fleet(row)
-    own = policy.decide(request, fleet, row.rotation, 0.0, Draws(*row.draws)).action
+    own = policy.decide(request, fleet, row.rotation, 0.0, Draws(*row.draws), residents_of(row)).action
     action = ACTION_NAMES.index(str(row.action))
     both_actions = request.remote_allowed and count_up(fleet.prefill_up) > 0
     return propensity_of(action, action == own, both_actions, 1, 1, row.explore)

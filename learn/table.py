@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import version
 from platform import python_version
 
@@ -15,13 +16,14 @@ from learn.frame import CleanFrame
 from learn.grid import MAX_CELLS, Grid, choose_grid, fill_cells
 from learn.lengths import LengthQuantiles
 from learn.regimes import DEFAULT_SHAPE, MIN_ROWS, Regimes, cell_counts, fit_regimes
-from serve_table.artifact import MAX_BYTES, Artifact, validated
-from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadata, Score, SloMetadata
+from serve_table.artifact import ENGINE_LIMITS, MAX_BYTES, Artifact, validated
+from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, LearnedForm, Metadata, Score, SloMetadata
 from serve_table.errors import ArtifactError
 from serve_table.lookup import Table
 from serve_table.policy import PlacementParams
+from serve_table.price_params import LEARNED_FIELDS, PriceParams
 from serve_table.slo import SloTargets
-from serve_table.step_time import Handoff, StepTime
+from serve_table.step_time import Handoff, HardwareProfile, StepTime
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -153,6 +155,9 @@ def build_artifact(
     targets: SloTargets,
     search: SearchRecord,
     *,
+    form: LearnedForm,
+    price: Mapping[str, float],
+    profile: HardwareProfile,
     workload: str,
     prefill_engines: int,
     decode_engines: int,
@@ -160,9 +165,10 @@ def build_artifact(
 ) -> Artifact:
     """The validated artifact of a training run; equal parts give equal bytes.
 
-    actions (compiled.n_actions,): of every cell, inherited ones too. A percentile of a score that is not finite
-    becomes null. Raises ArtifactError where a part is not finite or does not fit,
-    and where the file would be too large.
+    actions (compiled.n_actions,): of every cell, inherited ones too. form: the better one of the two learned policies.
+    price: its learned parameters by name, the defaults where one is missing. profile: for the engines' limits. A
+    percentile of a score that is not finite becomes null. Raises ArtifactError where a part is not finite or does not
+    fit, and where the file would be too large.
     """
     given = np.asarray(actions)
     if given.shape != (compiled.n_actions,):
@@ -190,10 +196,16 @@ def build_artifact(
         study=search.study,
         table_agreement=_finite("the table's agreement", compiled.agreement),
         held_out=[strict_score(score) for score in search.held_out],
+        policy=form,
         library_versions={"python": python_version()} | {name: version(name) for name in LIBRARIES},
         calibrated_time=calibrated_time,
     )
-    artifact = validated(Artifact(_arrays(compiled, given, placement, lengths, costs), metadata))
+    learned_price = asdict(PriceParams()) | dict(price)
+    limits = {
+        "engine_limits": np.array([getattr(profile, name) for name in ENGINE_LIMITS], np.int64),
+        "price": np.array([learned_price[name] for name in LEARNED_FIELDS], np.float64),
+    }
+    artifact = validated(Artifact(_arrays(compiled, given, placement, lengths, costs) | limits, metadata))
     size_bytes = len(artifact.to_bytes())
     if size_bytes > MAX_BYTES:
         raise ArtifactError(

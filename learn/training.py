@@ -17,6 +17,9 @@ from learn.policy_space import (
     baseline_policy,
     baseline_space,
     baseline_start,
+    price_policy,
+    price_space,
+    price_start,
     table_point,
     table_policy,
     table_space,
@@ -28,7 +31,7 @@ from learn.simulation import Topology
 from learn.study import Best, StoredStudy
 from learn.table import CompiledTable, compile_table
 from learn.trace import Trace, joined
-from serve_table.artifact_metadata import FEATURE_NAMES
+from serve_table.artifact_metadata import FEATURE_NAMES, LearnedForm
 from serve_table.policy import Policy
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
@@ -72,12 +75,20 @@ class Learned:
 
 @dataclass(frozen=True)
 class Searched:
-    """The best table and every baseline at its tuned parameters, with their goodput on the training traces."""
+    """The best table, the best price and every baseline at its tuned parameters, with their goodput on the training
+    traces.
+    """
 
     table: TablePoint
     table_best: Best
+    price: Params
     baselines: dict[str, Params]
     training_goodput: dict[str, float]
+
+    @property
+    def form(self) -> LearnedForm:
+        """The better one of the two learned policies."""
+        return "price" if self.training_goodput["price"] > self.training_goodput["table"] else "table"
 
 
 def learn_from(
@@ -124,14 +135,15 @@ def training_bench(journaled: Sequence[Trace], learned: Learned, slo: SloTargets
 def search_policies(
     bench: Bench,
     learned: Learned,
-    table_study: StoredStudy,
-    baseline_study: Callable[[str], StoredStudy],
+    study: Callable[[str], StoredStudy],
     trials: int,
     seed: int,
     jobs: int,
     step: Step,
 ) -> Searched:
-    """Search the table's actions, placement and regime borders, and tune every baseline with the same budget."""
+    """Search the table's actions, placement and regime borders and the price's weights, and tune every baseline, each
+    with the same budget. study: of a policy's name.
+    """
     kv_tokens = bench.topology.profile.kv_tokens
     compiled = learned.compiled
 
@@ -139,7 +151,7 @@ def search_policies(
         return float(bench.goodput(policy).mean())
 
     table_best = search(
-        table_study,
+        study("table"),
         table_space(compiled),
         lambda params: goodput(table_policy(compiled, table_point(compiled, params))),
         trials,
@@ -148,8 +160,18 @@ def search_policies(
         warm_start=table_warm_start(compiled),
         on_trial=step("search the table", trials),
     )
+    price_best = search(
+        study("price"),
+        price_space(),
+        lambda params: goodput(price_policy(params, bench.topology, bench.slo)),
+        trials,
+        seed=seed,
+        jobs=jobs,
+        warm_start=price_start(),
+        on_trial=step("search the price", trials),
+    )
     baselines: dict[str, Params] = {}
-    scores = {"table": table_best.value}
+    scores = {"table": table_best.value, "price": price_best.value}
     for name in BASELINES:
         space: Space = baseline_space(name)
         if not space:
@@ -157,7 +179,7 @@ def search_policies(
             scores[name] = goodput(baseline_policy(name, {}, learned.cost_fit.costs, kv_tokens))
             continue
         best = search(
-            baseline_study(name),
+            study(name),
             space,
             lambda params, name=name: goodput(  # type: ignore[misc]
                 baseline_policy(name, params, learned.cost_fit.costs, kv_tokens)
@@ -170,4 +192,4 @@ def search_policies(
         )
         baselines[name] = best.params
         scores[name] = best.value
-    return Searched(table_point(compiled, table_best.params), table_best, baselines, scores)
+    return Searched(table_point(compiled, table_best.params), table_best, price_best.params, baselines, scores)

@@ -13,7 +13,14 @@ from learn.saturation import saturation_rate
 from learn.simulation import Topology
 from pipelines import bench_dynamo
 from pipelines.bench_artifact import ArtifactFound, artifact_to_measure, load_ms
-from pipelines.bench_decision import decision_cases, decision_us, lookup_us, remote_share
+from pipelines.bench_decision import (
+    decision_cases,
+    decision_us,
+    lookup_us,
+    remote_share,
+    resident_book,
+    with_residents,
+)
 from pipelines.bench_report import Conditions, DecisionDetail, Detail, Report, text_lines
 from pipelines.bench_simulator import Setting, measured_speeds, mixed_traces
 from pipelines.bench_timing import Spread, spread, this_machine
@@ -105,7 +112,7 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
     """
     machine = this_machine()  # before the bench itself loads it
     slo = targets_from_profile(TOPOLOGY.profile)
-    steps = 3 + (sizes.peer_rounds * len(bench_dynamo.ROUTERS) if peer is not None else 0)
+    steps = 4 + (sizes.peer_rounds * len(bench_dynamo.ROUTERS) if peer is not None else 0)
     with tempfile.TemporaryDirectory(prefix="rutter-bench-") as name, Progress("bench", steps, "steps") as progress:
         folder = Path(name)
         progress.note("the simulator is compiled first where it is not yet: about a minute, once")
@@ -117,6 +124,11 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
         lookup = _lookup(table, setting.predictor, sizes)
         small, large = (_decision(table, setting.predictor, fleet, sizes) for fleet in (SMALL_FLEET, LARGE_FLEET))
         progress.advance(1, lookup_us=lookup.median, decision_64_engines_us=large.time_us.median)
+        priced, priced_large = (
+            _priced_decision(found, setting.predictor, fleet, n_residents, sizes)
+            for fleet, n_residents in ((SMALL_FLEET, 512), (LARGE_FLEET, 4096))
+        )
+        progress.advance(1, price_64_engines_us=priced_large.time_us.median)
         traces = mixed_traces(sizes.requests, range(SEED, SEED + sizes.traces))
         rate = saturation_rate(traces, TOPOLOGY, slo)
         policies = [table if name == "table" else policy(name) for name in SIMULATED_POLICIES]
@@ -133,13 +145,15 @@ def measured(sizes: Sizes, asked: Path | None, peer: Path | None, quick: bool) -
             lookup_us=lookup.median,
             decision_8_engines_us=small.time_us.median,
             decision_64_engines_us=large.time_us.median,
+            price_8_engines_us=priced.time_us.median,
+            price_64_engines_us=priced_large.time_us.median,
             artifact_bytes=found.path.stat().st_size,
             artifact_load_ms=loads.median,
             simulator_requests_per_s={name: speed.wall.median for name, speed in speeds.items()},
             dynamo_replay_ratio=None if comparison is None else comparison.pairs[0].ratio.median,
             machine=machine,
             conditions=_conditions(sizes, found, rate, quick),
-            detail=Detail(lookup, small, large, loads, speeds, comparison, failure),
+            detail=Detail(lookup, small, large, priced, priced_large, loads, speeds, comparison, failure),
         )
 
 
@@ -154,6 +168,17 @@ def _decision(table: Policy, predictor: LengthPredictor, fleet: tuple[int, int],
     cases = decision_cases(sizes.cases, prefill, decode, predictor, SEED)
     times_us = spread(decision_us(table, cases, sizes.blocks))
     return DecisionDetail(f"{prefill}P+{decode}D", times_us, remote_share(table, cases))
+
+
+def _priced_decision(
+    found: ArtifactFound, predictor: LengthPredictor, fleet: tuple[int, int], n_residents: int, sizes: Sizes
+) -> DecisionDetail:
+    price = policy("price", artifact=found.artifact)
+    book = resident_book(price, *fleet, n_residents, SEED)
+    cases = with_residents(decision_cases(sizes.cases, *fleet, predictor, SEED), book)
+    times_us = spread(decision_us(price, cases, sizes.blocks, book.seen))
+    name = f"{fleet[0]}P+{fleet[1]}D with {n_residents:,} residents"
+    return DecisionDetail(name, times_us, remote_share(price, cases, book.seen))
 
 
 def _conditions(sizes: Sizes, found: ArtifactFound, rate: float, quick: bool) -> Conditions:

@@ -19,7 +19,7 @@ from pipelines.workloads import HASH_BLOCK_TOKENS, make_workload
 from serve_table import artifact
 from serve_table.artifact import Artifact
 from serve_table.artifact_metadata import Score
-from serve_table.policy import POLICIES, PlacementParams, policy
+from serve_table.policy import OF_AN_ARTIFACT, POLICIES, PlacementParams, policy
 from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import SloTargets
 
@@ -84,6 +84,9 @@ def full_size_artifact(topology: Topology, slo: SloTargets, n_rows: int, seed: i
         Costs(topology.profile.step, topology.profile.handoff, topology.overhead_s),
         slo,
         SearchRecord(seed, "none", 1, 0, "none", _scores(trace, topology, slo)),
+        form="table",
+        price={},
+        profile=topology.profile,
         workload="mixed",
         prefill_engines=topology.prefill_engines,
         decode_engines=topology.decode_engines,
@@ -116,7 +119,7 @@ def ruled_actions(compiled: CompiledTable) -> list[int]:
 
 def _scores(trace: Trace, topology: Topology, slo: SloTargets) -> tuple[Score, ...]:
     """Every baseline's result on the trace; one run has no interval."""
-    names = [name for name in POLICIES if name != "table"]
+    names = [name for name in POLICIES if name not in OF_AN_ARTIFACT]
     return tuple(_score(name, simulate(trace, topology, policy(name), slo, 200.0)) for name in names)
 
 

@@ -1,16 +1,18 @@
 """How long the router's look-up and its whole table decision take, in plain Python as the router calls them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipelines.bench_timing import collector_off
 from pipelines.workloads import HASH_BLOCK_TOKENS, make_workload
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table, action_of, cluster_of, regime_of
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
+from serve_table.residents import ResidentBook
 from serve_table.situation import REMOTE, Draws, Features, Fleet, Request
 
 CACHED_REQUESTS_SHARE = 0.5
@@ -19,6 +21,8 @@ CACHED_REQUESTS_SHARE = 0.5
 MAX_DECODE_REQUESTS = 30
 MAX_PREFILL_REQUESTS = 6
 MEAN_PROMPT_TOKENS = 1000
+STREAMING_SHARE = 0.9
+STREAMED_TOKEN_S = 0.015
 NO_DRAWS = Draws(1.0, 0.5, 0.5, 0.5)
 
 
@@ -85,19 +89,46 @@ def lookup_us(table: Table, features: Sequence[Features], blocks: int) -> list[f
     return times_us
 
 
-def decision_us(policy: Policy, cases: Sequence[Case], blocks: int) -> list[float]:
-    """Mean time of one whole decision, in microseconds, of each of `blocks` passes."""
+def decision_us(
+    policy: Policy, cases: Sequence[Case], blocks: int, seen: Callable[[], Residents] = lambda: NO_RESIDENTS
+) -> list[float]:
+    """Mean time of one whole decision, in microseconds, of each of `blocks` passes. seen: what a price sees."""
     times_us = []
     with collector_off():
         for _ in range(blocks):
             start_ns = time.perf_counter_ns()
             for rotation, case in enumerate(cases):
-                policy.decide(case.request, case.fleet, rotation, 0.0, NO_DRAWS)
+                policy.decide(case.request, case.fleet, rotation, 0.0, NO_DRAWS, seen())
             times_us.append((time.perf_counter_ns() - start_ns) / len(cases) / 1000.0)
     return times_us
 
 
-def remote_share(policy: Policy, cases: Sequence[Case]) -> float:
+def resident_book(
+    policy: Policy, prefill_engines: int, decode_engines: int, n_residents: int, seed: int
+) -> ResidentBook:
+    """Requests of the mixed workload spread over the decode engines, most of them somewhere in their answer."""
+    rng = np.random.default_rng(seed)
+    now_s = 0.0
+    book = ResidentBook(policy.params, prefill_engines, decode_engines, lambda: now_s)
+    trace = make_workload("mixed", n_residents, seed, 10.0)
+    columns = (trace.slo_class, trace.prompt_tokens, trace.output_tokens)
+    for k, (slo_class, prompt, output) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        now_s = 0.0
+        bound = book.bind(k % decode_engines, None, slo_class, float(prompt), float(output))
+        if rng.random() < STREAMING_SHARE:
+            bound.streamed(1)
+            tokens = int(rng.integers(1, output + 1))
+            now_s = tokens * STREAMED_TOKEN_S
+            bound.streamed(tokens)
+    return book
+
+
+def with_residents(cases: Sequence[Case], book: ResidentBook) -> list[Case]:
+    """The same cases with the book's requests on the decode engines."""
+    return [Case(case.request, case.fleet._replace(decode_requests=list(book.requests))) for case in cases]
+
+
+def remote_share(policy: Policy, cases: Sequence[Case], seen: Callable[[], Residents] = lambda: NO_RESIDENTS) -> float:
     """Share of the decisions that go remote: those place a prefill engine too."""
-    decided = (policy.decide(case.request, case.fleet, i, 0.0, NO_DRAWS) for i, case in enumerate(cases))
+    decided = (policy.decide(case.request, case.fleet, i, 0.0, NO_DRAWS, seen()) for i, case in enumerate(cases))
     return sum(decision.action == REMOTE for decision in decided) / len(cases)

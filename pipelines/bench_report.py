@@ -44,6 +44,8 @@ class Detail(msgspec.Struct, frozen=True):
     lookup_us: Spread
     decision_8_engines: DecisionDetail
     decision_64_engines: DecisionDetail
+    price_8_engines: DecisionDetail
+    price_64_engines: DecisionDetail
     artifact_load_ms: Spread
     simulator: dict[str, Speed]
     dynamo_replay: Comparison | None
@@ -56,6 +58,8 @@ class Report(msgspec.Struct, frozen=True):
     lookup_us: float
     decision_8_engines_us: float
     decision_64_engines_us: float
+    price_8_engines_us: float
+    price_64_engines_us: float
     artifact_bytes: int
     artifact_load_ms: float
     simulator_requests_per_s: dict[str, float]
@@ -84,6 +88,8 @@ TARGETS = MappingProxyType(
         "lookup_us": Target("under", 2.0),
         "decision_8_engines_us": Target("under", 25.0),
         "decision_64_engines_us": Target("under", 100.0),
+        "price_8_engines_us": Target("under", 150.0),
+        "price_64_engines_us": Target("under", 1000.0),
         "artifact_bytes": Target("at most", 64 * 1024),
         "artifact_load_ms": Target("under", 5.0),
         "dynamo_replay_ratio": Target("at least", 50.0),
@@ -106,6 +112,13 @@ def text_lines(report: Report) -> list[str]:
         _line(f"decision, {small.fleet}", small.time_us, "us", per_block, TARGETS["decision_8_engines_us"]),
         _line(f"decision, {large.fleet}", large.time_us, "us", per_block, TARGETS["decision_64_engines_us"]),
         f"remote decisions among these: {small.remote_share:.0%} and {large.remote_share:.0%}",
+        *(
+            _line(f"price, {one.fleet}", one.time_us, "us", per_block, TARGETS[name])
+            for name, one in (
+                ("price_8_engines_us", detail.price_8_engines),
+                ("price_64_engines_us", detail.price_64_engines),
+            )
+        ),
         f"artifact size: {report.artifact_bytes:,} bytes; " + TARGETS["artifact_bytes"].judged(report.artifact_bytes),
         _line("artifact load", detail.artifact_load_ms, "ms", "loads", TARGETS["artifact_load_ms"]),
     ]

@@ -2,6 +2,7 @@
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from serve_table.artifact import load
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
-from serve_table.policy import Policy, policy
+from serve_table.policy import Policy, policies_of
 from serve_table.replay import redecide
 from serve_table.situation import ACTION_NAMES, NO_ENGINE
 
@@ -65,14 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--artifact",
         type=Path,
         metavar="FILE",
-        help="decide again what this table decided, from the journaled features",
+        help="decide again what this artifact decided, from what is journaled",
     )
     parser.add_argument("--strict", action="store_true", help="fail at the first broken line")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    again = policy("table", artifact=load(args.artifact)) if args.artifact is not None else None
+    again = () if args.artifact is None else policies_of(load(args.artifact))
     summary = summarise(args.journal, args.strict, again)
     print(msgspec.json.encode(summary).decode() if args.json else "\n".join(text_lines(summary)))
     if summary.rows == 0 and summary.broken:
@@ -80,29 +81,30 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary.redecided_otherwise else 0
 
 
-def summarise(paths: list[Path], strict: bool = False, again: Policy | None = None) -> Summary:
+def summarise(paths: list[Path], strict: bool = False, again: Sequence[Policy] = ()) -> Summary:
     """Counts over these journals; JournalError where there are no segments, or with `strict` any broken line.
 
-    again: a policy whose rows are decided again from what they journaled.
+    again: policies whose rows are decided again from what they journaled.
     """
     reader = JournalReader(paths, strict)
     summary = Summary(segments=len(reader.segments()))
     if summary.segments == 0:
         raise JournalError(f"no .jsonl segments in {', '.join(map(str, paths))}: give the folder that the router wrote")
+    policies = {policy.digest: policy for policy in again}
     seen: set[str] = set()
     for row in reader:
         summary.add(row)
         summary.repeated_request_ids += row.request_id in seen
         seen.add(row.request_id)
-        if again is not None:
-            decide_again(summary, row, again)
+        if again:
+            decide_again(summary, row, policies.get(row.policy_digest))
     summary.broken = [str(line) for line in reader.broken]
     return summary
 
 
-def decide_again(summary: Summary, row: Row, again: Policy) -> None:
-    """Count whether the row's own features lead to its own choice; rows of other policies are left out."""
-    if row.fleet is None or row.policy_digest != again.digest or row.reason == "decision_error":
+def decide_again(summary: Summary, row: Row, again: Policy | None) -> None:
+    """Count whether what the row says leads to its own choice; rows of unknown policies are left out."""
+    if row.fleet is None or again is None or row.reason == "decision_error":
         summary.not_redecided += 1
         return
     found = redecide(row, again)

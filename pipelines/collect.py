@@ -25,7 +25,7 @@ from pipelines.workload_spec import WorkloadSpec, default_name, requests_of
 from serve_table.artifact import write_atomically
 from serve_table.calibration import load as load_calibration
 from serve_table.errors import ClusterError, ConfigError
-from serve_table.policy import POLICIES
+from serve_table.policy import OF_AN_ARTIFACT, POLICIES
 from serve_table.slo import SloTargets, targets_from_profile
 from serve_table.step_time import hardware_profile
 
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def config_from(args: argparse.Namespace) -> CollectConfig:
     """The checked configuration; the workload's rate is a placeholder until `workload_of` finds it."""
     cluster = cluster_from(args)
-    if args.policy not in POLICIES or args.policy == "table":
-        known = ", ".join(name for name in POLICIES if name != "table")
+    if args.policy not in POLICIES or args.policy in OF_AN_ARTIFACT:
+        known = ", ".join(name for name in POLICIES if name not in OF_AN_ARTIFACT)
         raise ConfigError(f"--policy {args.policy!r}: collect with one of {known}")
     if args.requests < 100:
         raise ConfigError(f"--requests {args.requests}: at least 100 are needed to learn anything")

@@ -8,7 +8,7 @@ from pathlib import Path
 from learn.contenders import CONTENDERS
 from pipelines import simulated_compare
 from pipelines.compared_runs import ComparedRun, CompareSettings, compared_runs, make_run, row_of
-from pipelines.comparison_report import LEARNED, markdown_lines, scores_of, text_lines
+from pipelines.comparison_report import DEFAULT_LEARNED, markdown_lines, scores_of, text_lines
 from pipelines.grid_cell import SIMULATED
 from pipelines.live_run import add_cluster_arguments, cluster_from, engines_of
 from pipelines.live_start import LiveStart, add_start_arguments, simulated_rate, start_of
@@ -19,10 +19,10 @@ from pipelines.stages import Run, add_run_arguments, run_from
 from pipelines.tuned_baselines import tuned_params
 from pipelines.workload_spec import HELD_OUT_SEED, WorkloadSpec, requests_of
 from serve_table.errors import ConfigError
-from serve_table.policy import POLICIES, policy
+from serve_table.policy import LEARNED_POLICIES, POLICIES, policy
 from serve_table.step_time import hardware_profile
 
-DEFAULT_POLICIES = ("round_robin", "least_loaded", "dynamo_style", "marginal_cost", LEARNED)
+DEFAULT_POLICIES = ("round_robin", "least_loaded", "dynamo_style", "marginal_cost", DEFAULT_LEARNED)
 ALL = "all"
 DEFAULT_SEEDS = 3
 LIVE_ONLY = "live clusters only"
@@ -183,7 +183,7 @@ def complete(runs: Sequence[ComparedRun], settings: CompareSettings, run_: Run, 
 def conditions(args: argparse.Namespace, settings: CompareSettings, names: Sequence[str]) -> str:
     """What the figures hold for, in one line."""
     tuned = [name for name in names if name in settings.tuned]
-    defaults = [name for name in names if name not in settings.tuned and name != LEARNED]
+    defaults = [name for name in names if name not in settings.tuned and name not in LEARNED_POLICIES]
     parts = [
         f"{cluster_text(settings.cluster)}",
         "times in engine time (wall time divided by the dilation)" if settings.cluster.dilation != 1.0 else "",

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.comparison_report import LEARNED
 from pipelines.gate_report import GateReport
 from pipelines.live_run import ClusterConfig, Engines, RunPolicy, Say
 from pipelines.live_start import LiveStart, lasting, stage_word
@@ -16,13 +15,14 @@ from pipelines.tuned_baselines import Params, live_params
 from pipelines.workload_spec import WorkloadSpec, requests_of
 from serve_table.artifact import write_atomically
 from serve_table.journal import JournalReader
+from serve_table.policy import LEARNED_POLICIES
 from serve_table.slo import SloTargets
 
 ATTEMPTS = 2
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a run's figures. table: the artifact's digest, for the learned policy alone; lengths: of its length
+    """What decides a run's figures. table: the artifact's digest, for a learned policy alone; lengths: of its length
     predictor, which all policies see. So another artifact with the same targets and lengths keeps the baselines' runs.
     """
 
@@ -49,7 +49,7 @@ class CompareSettings:
         return live_params(name, self.tuned, self.start.costs, self.cluster.hardware)
 
     def config(self, spec: WorkloadSpec, name: str, attempt: int) -> RunConfig:
-        learned = self.start.loaded if name == LEARNED else None
+        learned = self.start.loaded if name in LEARNED_POLICIES else None
         return RunConfig(
             workload=spec,
             cluster=lasting(self.cluster),

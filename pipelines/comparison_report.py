@@ -7,8 +7,9 @@ import numpy as np
 
 from learn.evaluate import interval
 from pipelines.results import ResultRow
+from serve_table.policy import LEARNED_POLICIES
 
-LEARNED = "table"
+DEFAULT_LEARNED = "table"
 TIMES = (("P90 TTFT", "ttft_p90_s"), ("P99 TTFT", "ttft_p99_s"), ("P90 TPOT", "tpot_p90_s"))
 
 
@@ -62,21 +63,25 @@ class WorkloadScores:
     scores: tuple[PolicyScore, ...]
     best_baseline: str | None
     spoilt: tuple[ResultRow, ...]
-    learned_policy: str = LEARNED
+    learned_policy: str
 
     @property
     def learned(self) -> PolicyScore | None:
         return next((score for score in self.scores if score.policy == self.learned_policy), None)
 
 
-def scores_of(rows: Sequence[ResultRow], learned: str = LEARNED) -> WorkloadScores:
-    """Scores of the rows of one workload on one cluster, at one rate."""
+def scores_of(rows: Sequence[ResultRow]) -> WorkloadScores:
+    """Scores of the rows of one workload on one cluster, at one rate.
+
+    Of the learned policies the first of LEARNED_POLICIES is held against the best of all others.
+    """
     counted: dict[str, dict[int, ResultRow]] = {}
     for row in rows:
         if row.counted:
             counted.setdefault(row.policy, {})[row.seed] = row
     goodput = {name: float(np.mean([row.goodput for row in runs.values()])) for name, runs in counted.items()}
-    baselines = [name for name in counted if name != learned]
+    learned = next((name for name in LEARNED_POLICIES if name in counted), DEFAULT_LEARNED)
+    baselines = [name for name in counted if name not in LEARNED_POLICIES]
     best = max(baselines, key=lambda name: goodput[name]) if baselines else None
     scores = [
         _score(name, runs, None if best is None or name == best else paired(runs, counted[best], best))
@@ -158,7 +163,7 @@ def markdown_lines(found: WorkloadScores) -> list[str]:
     lines = ["", f"{title(found)}:", "", f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     for score in found.scores:
         row = list(cells(score, found))
-        if score.policy == LEARNED:
+        if score.policy == found.learned_policy:
             row[0], row[1] = f"**{row[0]}**", f"**{row[1]}**"
         lines.append(f"| {' | '.join(row)} |")
     verdicts = verdict_lines(found)
@@ -176,8 +181,8 @@ def verdict_lines(found: WorkloadScores) -> list[str]:
     if learned is not None and learned.difference is not None:
         difference = learned.difference
         lines.append(
-            f"The {LEARNED} is {difference.verdict} the best baseline, {difference.against}: goodput {difference}, "
-            f"paired over {difference.n_seeds} seed{'s' if difference.n_seeds > 1 else ''}."
+            f"Policy {found.learned_policy} is {difference.verdict} the best baseline, {difference.against}: goodput "
+            f"{difference}, paired over {difference.n_seeds} seed{'s' if difference.n_seeds > 1 else ''}."
         )
     if len({score.seeds for score in found.scores}) > 1:
         lines.append(

@@ -24,7 +24,8 @@ from serve_table.policy import policy
 from serve_table.step_time import hardware_profile
 
 HELD_OUT_TRACES = 8
-LEARNED = "table"
+LEARNED = ("table", "price")
+"""The policies of an artifact; its metadata say which of them training found the better."""
 DEFAULT_PATH = Path("artifacts/rutter.safetensors")
 
 
@@ -76,7 +77,7 @@ def export(candidate: Artifact, trained: TrainConfig, baselines: Baselines, path
     save(replace(candidate, metadata=metadata), path)
     sign = "better than" if comparison.low > 0 else "worse than" if comparison.high < 0 else "level with"
     print(
-        f"export: the table is {sign} the best baseline, {comparison.best_baseline}: goodput "
+        f"export: the {candidate.metadata.policy} is {sign} the best baseline, {comparison.best_baseline}: goodput "
         f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}], paired over the traces"
     )
 
@@ -100,17 +101,15 @@ def held_out_traces(trained: TrainConfig, n_traces: int) -> tuple[list[Trace], s
 
 
 def evaluate(candidate: Artifact, trained: TrainConfig, baselines: Baselines, traces: list[Trace]) -> Comparison:
-    """Score the candidate and every tuned baseline on the same traces."""
+    """Score both policies of the candidate and every tuned baseline on the same traces."""
     profile = hardware_profile(trained.hardware)
     costs = costs_of_artifact(candidate)
     n_prefill, n_decode = candidate.metadata.prefill_engines, candidate.metadata.decode_engines
     topology = fitted_topology(n_prefill, n_decode, profile, costs)
     bench = bench_of(traces, topology, candidate.slo_targets(), candidate.predictor())
-    policies = {
-        name: baseline_policy(name, params, costs, profile.kv_tokens) for name, params in baselines.params.items()
-    }
-    policies[LEARNED] = policy("table", artifact=candidate)
-    return compare(bench, policies, LEARNED)
+    tuned = {name: baseline_policy(name, params, costs, profile.kv_tokens) for name, params in baselines.params.items()}
+    learned = {name: policy(name, artifact=candidate) for name in LEARNED}
+    return compare(bench, {**learned, **tuned}, candidate.metadata.policy, tuned)
 
 
 def summary(artifact: Artifact, path: Path) -> list[str]:
@@ -128,7 +127,8 @@ def summary(artifact: Artifact, path: Path) -> list[str]:
         "held out, simulated:",
         *score_lines(metadata.held_out),
         "",
-        f"artifact: {path}, {path.stat().st_size} bytes, digest {artifact.digest()}",
+        f"artifact: {path}, {path.stat().st_size} bytes, digest {artifact.digest()}; policy 'rutter' is its "
+        f"{metadata.policy}",
     ]
 
 

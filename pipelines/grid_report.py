@@ -14,7 +14,7 @@ def cells_of(rows: Sequence[ResultRow]) -> list[WorkloadScores]:
     cells: dict[tuple[str, str], list[ResultRow]] = {}
     for row in rows:
         cells.setdefault((topology_of(row), row.workload), []).append(row)
-    return [scores_of(found, RUTTER) for found in cells.values()]
+    return [scores_of(found) for found in cells.values()]
 
 
 def topology_of(row: ResultRow) -> str:

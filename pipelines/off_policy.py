@@ -31,11 +31,10 @@ from pipelines.tuned_baselines import Params, live_params
 from serve_table.artifact import Artifact, load, write_atomically
 from serve_table.errors import ConfigError
 from serve_table.journal import JournalReader, Row
-from serve_table.policy import POLICIES, Policy, policy
+from serve_table.policy import LEARNED_POLICIES, OF_AN_ARTIFACT, POLICIES, Policy, policies_of, policy
 from serve_table.server import parse_params
 from serve_table.step_time import HardwareProfile, hardware_profile
 
-LEARNED = "table"
 REPORT_NAME = "off-policy.json"
 TARGET_TOLERANCE = 0.01
 
@@ -142,11 +141,11 @@ def journals_of(args: argparse.Namespace, run_: Run) -> tuple[list[Path], str]:
 def candidates_from(args: argparse.Namespace, artifact: Artifact | None, hardware: str) -> list[tuple[Policy, Params]]:
     """The candidates with their parameters; the marginal-cost router gets an artifact's fitted constants."""
     params = given_params(args.policy_params)
-    names = args.policies or [name for name in POLICIES if name != LEARNED or artifact is not None]
+    names = args.policies or [name for name in POLICIES if name not in OF_AN_ARTIFACT or artifact is not None]
     found = []
     for name in dict.fromkeys(names):
         given = params.get(name, {})
-        if artifact is not None and name != LEARNED:
+        if artifact is not None and name not in LEARNED_POLICIES:
             given = {**live_params(name, {}, costs_of_artifact(artifact), hardware), **given}
         found.append((policy(name, given, artifact), given))
     return found
@@ -166,11 +165,11 @@ def given_params(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 def known_policies(
     rows: Sequence[Row], params: Mapping[str, Mapping[str, Any]], artifact: Artifact | None
 ) -> list[Policy]:
-    """Policies that may have made the journal: those it names by default and by given parameters, and the table."""
-    names = {row.policy for row in rows} & (POLICIES.keys() - {LEARNED})
+    """Policies that may have made the journal: those it names by default and with given parameters, the artifact's."""
+    names = {row.policy for row in rows} & (POLICIES.keys() - set(OF_AN_ARTIFACT))
     known = [policy(name) for name in sorted(names)]
     known += [policy(name, params[name]) for name in sorted(names & params.keys())]
-    return known + ([] if artifact is None else [policy(LEARNED, artifact=artifact)])
+    return known + ([] if artifact is None else policies_of(artifact))
 
 
 def simulator_of(rows: Sequence[Row], logged: LoggedChoices, artifact: Artifact, profile: HardwareProfile) -> Simulator:

@@ -11,13 +11,12 @@ from learn.evaluate import bench_of
 from learn.simulation import Simulated, Topology, replay, simulate
 from learn.table import costs_of_artifact
 from learn.trace import Trace
-from pipelines.comparison_report import LEARNED
 from pipelines.live_run import profile_of
 from pipelines.live_start import lengths_digest
 from pipelines.recorded_runs import RecordedRun, request_index
 from serve_table.artifact import Artifact
 from serve_table.journal import Row
-from serve_table.policy import policy
+from serve_table.policy import LEARNED_POLICIES, policy
 from serve_table.predictor import constant_predictor
 from serve_table.situation import ACTION_NAMES, NO_ENGINE
 from serve_table.slo import SloTargets
@@ -59,7 +58,7 @@ def simulated_run(recorded: RecordedRun, artifact: Artifact) -> SimulatedRun:
     topology = topology_of(recorded, artifact)
     predictor = constant_predictor() if config.lengths is None else artifact.predictor()
     predicted = bench_of([trace], topology, config.slo, predictor).predicted[0]
-    learned = artifact if config.policy == LEARNED else None
+    learned = artifact if config.policy in LEARNED_POLICIES else None
     chosen = policy(config.policy, config.params, learned)
     simulated = simulate(trace, topology, chosen, config.slo, predicted, config.workload.seed)
     met = replayed_met(trace, topology, config.slo, predicted, recorded.rows)

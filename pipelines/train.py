@@ -224,7 +224,6 @@ def searched_policies(
         return search_policies(
             training_bench(training_traces(journals, config), learned, slo, config.seed),
             learned,
-            StoredStudy(place, f"{prefix}table"),
             lambda name: StoredStudy(place, f"{prefix}{name}"),
             config.trials,
             config.seed,
@@ -257,7 +256,7 @@ def artifact_of(
         sampler=SAMPLER,
         search_jobs=config.jobs,
         trials=searched.table_best.complete,
-        study="table",
+        study=searched.form,
         held_out=(),
     )
     return build_artifact(
@@ -269,6 +268,9 @@ def artifact_of(
         learned.cost_fit.costs,
         start.slo,
         record,
+        form=searched.form,
+        price=searched.price,
+        profile=start.profile,
         workload=config.workload.name if config.workload is not None else JOURNAL_WORKLOAD,
         prefill_engines=max(len(journal.prefill_engines) for journal in journals),
         decode_engines=max(len(journal.decode_engines) for journal in journals),

@@ -9,7 +9,7 @@ from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import common_source
 from serve_table.errors import ConfigError, RequestError
 from serve_table.fleet import Engine, Reservation
-from serve_table.harm import NO_RESIDENTS
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.placement import least
 from serve_table.prompt import Prompt, read_prompt
 from serve_table.record import Admission, Record, action_name
@@ -81,7 +81,7 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
     )
     rotation = context.next_rotation()
     draws = Draws(*(context.rng.random() for _ in range(4)))
-    decision = _decide(context, request, fleet, rotation, draws)
+    decision, residents = _decide(context, request, fleet, rotation, draws)
     if decision is None:
         action, prefill_index, decode_index = LOCAL, NO_ENGINE, least(fleet.decode_requests, fleet.decode_up, rotation)
     else:
@@ -93,6 +93,7 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
         request=request,
         cached_tokens_source=common_source([source for _, source in cached]),
         fleet=fleet,
+        residents=residents,
         rotation=rotation,
         draws=draws,
         decision=decision,
@@ -130,16 +131,21 @@ def _predicted_tokens(
     return context.predictor.predict(prompt_tokens, limit)
 
 
-def _decide(context: RouterContext, request: Request, fleet: Fleet, rotation: int, draws: Draws) -> Decision | None:
-    """The policy's decision; None, counted, where it failed: a fault there must not fail requests."""
+def _decide(
+    context: RouterContext, request: Request, fleet: Fleet, rotation: int, draws: Draws
+) -> tuple[Decision | None, Residents | None]:
+    """The policy's decision, None, counted, where it failed: a fault there must not fail requests. And the residents
+    that it saw, where the policy looks at them.
+    """
     began_s = context.clock()
     policy = context.policy
+    residents = None
     try:
-        residents = NO_RESIDENTS if context.residents is None else context.residents.seen()
-        decision = policy.decide(request, fleet, rotation, context.config.explore, draws, residents)
+        residents = None if context.residents is None else context.residents.seen()
+        decision = policy.decide(request, fleet, rotation, context.config.explore, draws, residents or NO_RESIDENTS)
     except Exception:
         context.metrics.decision_errors.inc()
         logger.exception("policy %s failed; the request goes local to the least loaded decode engine", policy.name)
-        return None
+        return None, residents
     context.metrics.decision_time.observe(context.clock() - began_s)
-    return decision
+    return decision, residents

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,10 @@ from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadat
 from serve_table.errors import ArtifactError, ConfigError
 from serve_table.lookup import Table
 from serve_table.predictor import LengthPredictor
+from serve_table.price_params import LEARNED_FIELDS, PriceParams, price_constants
 from serve_table.situation import LOCAL, REMOTE
 from serve_table.slo import SloClass, SloTargets
-from serve_table.step_time import Handoff, StepTime
+from serve_table.step_time import A40_3B, Handoff, HardwareProfile, StepTime
 
 MAX_BYTES = 64 * 1024
 MAX_CLUSTERS = 64
@@ -43,10 +44,14 @@ ARRAYS = {
     "step_time": ("float64", 1),
     "handoff": ("float64", 1),
     "overhead_s": ("float64", 1),
+    "engine_limits": ("int64", 1),
+    "price": ("float64", 1),
     "centres_tokens": ("float64", 2),
     "counts": ("int64", 1),
 }
 N_PLACEMENT = 7
+ENGINE_LIMITS = ("kv_tokens", "max_num_seqs", "max_num_batched_tokens")
+"""Fields of `HardwareProfile` that the price knows of the engines."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ class Artifact:
 
     clusters and actions as in `lookup.Table`; inherited (n_clusters * n_regimes,): 1 where a cell had too few
     journal rows, so that its action follows from its cluster's rule alone. placement (7,): params of the table policy.
-    length_quantiles_tokens (n_bins, n_levels). overhead_s (1,): router and HTTP time of a leg. centres_tokens
-    (n_clusters, 5) in the order of FEATURE_NAMES. counts (n_clusters,).
+    length_quantiles_tokens (n_bins, n_levels). overhead_s (1,): router and HTTP time of a leg. engine_limits (3,) in
+    the order of ENGINE_LIMITS. price (12,): what was learned of the price, in the order of LEARNED_FIELDS.
+    centres_tokens (n_clusters, 5) in the order of FEATURE_NAMES. counts (n_clusters,).
     """
 
     arrays: dict[str, npt.NDArray[np.generic]]
@@ -100,6 +106,14 @@ class Artifact:
     def overhead_s(self) -> float:
         return float(self.arrays["overhead_s"].astype(float)[0])
 
+    def price(self) -> PriceParams:
+        """The price's parameters: the fitted constants, the targets, and what was learned."""
+        limits = dict(zip(ENGINE_LIMITS, self.arrays["engine_limits"].tolist(), strict=True))
+        # Of a profile the price reads the constants and these limits alone.
+        fitted: HardwareProfile = replace(A40_3B, step=self.step_time(), handoff=self.handoff(), **limits)
+        learned = dict(zip(LEARNED_FIELDS, self.arrays["price"].tolist(), strict=True))
+        return PriceParams(**price_constants(fitted, self.slo_targets(), self.overhead_s), **learned)
+
     def slo_targets(self) -> SloTargets:
         loose, tight = (SloClass(*msgspec.structs.astuple(entry)) for entry in self.metadata.slo)
         return SloTargets(loose=loose, tight=tight)
@@ -137,6 +151,10 @@ def validated(artifact: Artifact) -> Artifact:
     _check_shapes(artifact)
     _check_values(artifact)
     _check_metadata(artifact.metadata)
+    try:
+        artifact.price()
+    except ConfigError as error:
+        raise ArtifactError(str(error)) from error
     return artifact
 
 
@@ -157,6 +175,8 @@ def _check_shapes(artifact: Artifact) -> None:
         "step_time": (5,),
         "handoff": (2,),
         "overhead_s": (1,),
+        "engine_limits": (len(ENGINE_LIMITS),),
+        "price": (len(LEARNED_FIELDS),),
         "centres_tokens": (n_clusters, len(FEATURE_NAMES)),
     }
     for name, shape in expected.items():
@@ -175,11 +195,12 @@ def _check_values(artifact: Artifact) -> None:
         raise ArtifactError("array 'actions' holds something other than 0 (local) and 1 (remote)")
     if not np.isin(arrays["inherited"], (0, 1)).all():
         raise ArtifactError("array 'inherited' holds something other than 0 and 1")
-    for name in ("grid_scale", "length_scale", "length_quantiles_tokens"):
+    for name in ("grid_scale", "length_scale", "length_quantiles_tokens", "engine_limits"):
         if arrays[name].min() <= 0:
             raise ArtifactError(f"array {name!r} holds a number that is not positive")
     for name in (
         "placement",
+        "price",
         "overhead_s",
         "counts",
         "centres_tokens",

@@ -1,8 +1,11 @@
 """What an artifact says of itself: its format, features, targets, provenance and held-out scores."""
 
+from typing import Literal
+
 import msgspec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+LearnedForm = Literal["table", "price"]
 FEATURE_NAMES = (
     "prompt_tokens",
     "uncached_prefill_tokens",
@@ -34,6 +37,7 @@ class SloMetadata(msgspec.Struct, frozen=True):
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything about an artifact that is not an array. No clock time: equal inputs give equal bytes.
 
+    policy: which of its two learned policies met more targets in training; policy 'rutter' is that one.
     journal_last_time: Unix time of the last journal row, so that constants and targets show their age.
     calibrated_time: Unix time of the calibration that the constants and targets began from; None without one.
     table_agreement: share of journal rows that the dense table puts in the same cluster as exact k-means.
@@ -59,4 +63,5 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table_agreement: float
     held_out: list[Score]
     library_versions: dict[str, str]
+    policy: LearnedForm
     calibrated_time: float | None = None

@@ -1,20 +1,23 @@
-"""`rutter explain`: how the table decides for given features, or for a row of a journal."""
+"""`rutter explain`: how an artifact decides for given features, or for a row of a journal."""
 
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from serve_table.artifact import Artifact, load
 from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.calibration import age_text
 from serve_table.errors import ConfigError, JournalError
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.journal import JournalReader, Row
 from serve_table.lookup import action_of, cluster_of, regime_of
 from serve_table.placement import decode_load, prefill_load
-from serve_table.policy import policy
-from serve_table.replay import request_and_fleet
+from serve_table.policy import LEARNED_POLICIES, policy
+from serve_table.price import best_prefill, decode_values
+from serve_table.price_params import HARM_WEIGHT
+from serve_table.replay import request_and_fleet, residents_of
 from serve_table.situation import (
     ACTION_NAMES,
     LOCAL,
@@ -41,12 +44,13 @@ class Situation:
     prefill_engines: list[str]
     decode_engines: list[str]
     row: Row | None
+    residents: Residents = NO_RESIDENTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `rutter explain`."""
     add = parser.add_argument
-    add("--artifact", type=Path, required=True, metavar="FILE", help="the table to explain")
+    add("--artifact", type=Path, required=True, metavar="FILE", help="whose decision to explain")
     add("--journal", type=Path, metavar="FILE", help="journal segment or folder to take the request from")
     add("--request-id", help="the router's id of the request in the journal")
     add("--prompt-tokens", type=float, help="length of the prompt")
@@ -107,7 +111,8 @@ def journaled(path: Path, request_id: str) -> Situation:
     for row in JournalReader([path]):
         if row.request_id == request_id:
             request, fleet = request_and_fleet(row)
-            return Situation(request, fleet, row.rotation, row.prefill_engines, row.decode_engines, row)
+            engines = row.prefill_engines, row.decode_engines
+            return Situation(request, fleet, row.rotation, *engines, row, residents_of(row))
     raise JournalError(f"no request {request_id!r} in {path}; `request_id` is the router's own id, not the client's")
 
 
@@ -121,6 +126,7 @@ def explanation(artifact: Artifact, situation: Situation) -> list[str]:
     inherited = artifact.arrays["inherited"][cluster * artifact.n_regimes + regime]
     note = " (inherited: too few rows of its own)" if inherited else ""
     lines = [f"artifact   {artifact.digest()}", f"age        {age_of(artifact, time.time())}"]
+    lines += [f"policy     rutter is the {artifact.metadata.policy} of this artifact"]
     lines += [f"features   {text}" for text in _feature_texts(features)]
     lines += [
         f"cluster    {cluster} of {artifact.n_clusters}, {artifact.arrays['counts'][cluster]} rows, centre "
@@ -129,6 +135,7 @@ def explanation(artifact: Artifact, situation: Situation) -> list[str]:
         f"action     {ACTION_NAMES[action]}{note}",
     ]
     lines += _candidate_lines(artifact, situation, action)
+    lines += _price_lines(artifact, situation)
     return lines + _choice_lines(artifact, situation)
 
 
@@ -165,11 +172,40 @@ def _candidate_lines(artifact: Artifact, situation: Situation, action: int) -> l
     return lines
 
 
+def _price_lines(artifact: Artifact, situation: Situation) -> list[str]:
+    """What the request is worth on every decode engine that may get it; the highest value is chosen."""
+    params = list(astuple(artifact.price()))
+    heedless = [*params[:HARM_WEIGHT], 0.0, *params[HARM_WEIGHT + 1 :]]
+    request, fleet, residents = situation.request, situation.fleet, situation.residents
+    prefill, prefilled_s, prefill_tokens = NO_ENGINE, 0.0, 0.0
+    if request.remote_allowed:
+        prefill, prefilled_s = best_prefill(params, request, fleet, residents, situation.rotation)
+    lines = []
+    if prefill != NO_ENGINE:
+        prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
+        lines.append(f"price      prefilled on {situation.prefill_engines[prefill]} in {prefilled_s * 1e3:.1f} ms")
+    for i, name in enumerate(situation.decode_engines):
+        if fleet.decode_up[i] <= 0.0:
+            lines.append(f"price      {name}: down")
+            continue
+        seen = (request, fleet, residents, prefilled_s, prefill_tokens, i)
+        values = zip(ACTION_NAMES, decode_values(params, *seen), decode_values(heedless, *seen), strict=True)
+        texts = [
+            f"{action} {value:.4f}" + (f" with harm {unharmed - value:.4f}" if unharmed != value else "")
+            for action, value, unharmed in values
+            if action == ACTION_NAMES[LOCAL] or prefill != NO_ENGINE
+        ]
+        lines.append(f"price      {name}: {', '.join(texts)}")
+    return lines
+
+
 def _choice_lines(artifact: Artifact, situation: Situation) -> list[str]:
-    """What this table chooses, and for a row what was chosen and done."""
+    """What this artifact chooses, and for a row what was chosen and done."""
     row = situation.row
-    chosen = policy("table", artifact=artifact)
-    decision = chosen.decide(situation.request, situation.fleet, situation.rotation, 0.0, NO_EXPLORATION)
+    chosen = policy(row.policy if row is not None and row.policy in LEARNED_POLICIES else "rutter", artifact=artifact)
+    decision = chosen.decide(
+        situation.request, situation.fleet, situation.rotation, 0.0, NO_EXPLORATION, situation.residents
+    )
     prefill = "" if decision.prefill == NO_ENGINE else f" prefill {situation.prefill_engines[decision.prefill]},"
     decode = situation.decode_engines[decision.decode]
     reason = REASON_NAMES[decision.reason]

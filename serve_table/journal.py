@@ -36,6 +36,14 @@ class FleetRow(msgspec.Struct, frozen=True):
     decode_cached_tokens: list[float]
 
 
+class ResidentsRow(msgspec.Struct, frozen=True):
+    """`serve_table.harm.Residents` as a decision of the price saw them."""
+
+    now_s: float
+    prefill_since_s: list[float]
+    shares: list[float]
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Missing is null. Times in seconds of engine time unless named otherwise.
 
@@ -105,6 +113,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     cached_tokens_source: Literal["events", "index", "mixed"] | None = None
     """Where `fleet`'s cached tokens are from: KV events, the router's own index, or both; null in older rows."""
+    residents: ResidentsRow | None = None
+    """null where the policy does not decide by them."""
 
 
 class JournalWriter:

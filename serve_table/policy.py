@@ -11,7 +11,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from serve_table import decision
-from serve_table.artifact import Artifact, empty_table
+from serve_table.artifact import Artifact, digest_of, empty_table
 from serve_table.errors import ConfigError
 from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table
@@ -101,7 +101,12 @@ POLICIES: Mapping[str, tuple[int, type[Params]]] = {
     "marginal_cost_uncalibrated": (decision.MARGINAL_COST, UncalibratedMarginalCostParams),
     "table": (decision.TABLE, PlacementParams),
     "price": (decision.PRICE, PriceParams),
+    "rutter": (decision.PRICE, PriceParams),
 }
+LEARNED_POLICIES = ("rutter", "price", "table")
+"""Those of an artifact: the one of the other two that training found the better, and both."""
+OF_AN_ARTIFACT = ("rutter", "table")
+"""Those that have no parameters but an artifact's."""
 
 
 @dataclass(frozen=True)
@@ -132,21 +137,39 @@ class Policy:
 def policy(name: str, given: Mapping[str, Any] | None = None, artifact: Artifact | None = None) -> Policy:
     """The policy of that name with the given parameters over its defaults.
 
-    Raises ConfigError for an unknown name, an unknown or non-numeric parameter, parameters given to `table`
-    (its artifact has them), and for `table` without an artifact.
+    The price has an artifact's parameters under those given. Raises ConfigError for an unknown name, an unknown or
+    non-numeric parameter, and for `table` and `rutter` where parameters are given (their artifact has them) or there is
+    no artifact.
     """
     if name not in POLICIES:
         raise ConfigError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
     number, params_type = POLICIES[name]
-    if name == "table":
+    if name in OF_AN_ARTIFACT:
         if artifact is None:
-            raise ConfigError("policy 'table' needs --artifact FILE; make one with `rutter export`")
+            raise ConfigError(f"policy {name!r} needs --artifact FILE; make one with `rutter export`")
         if given:
-            raise ConfigError("policy 'table' takes its parameters from the artifact; leave out --policy-params")
-        return Policy(name, number, artifact.params(), artifact.table(), artifact.digest())
-    params = checked_params(name, params_type, given or {})
+            raise ConfigError(f"policy {name!r} takes its parameters from the artifact; leave out --policy-params")
+        digest = artifact.digest()
+        if name == "rutter":
+            digest = digest_of(f"{name} {digest}".encode())
+            if artifact.metadata.policy == "price":
+                return Policy(name, decision.PRICE, _as_list(artifact.price()), empty_table(), digest)
+        return Policy(name, decision.TABLE, artifact.params(), artifact.table(), digest)
+    given = dict(given or {})
+    if name == "price" and artifact is not None:
+        given = {**asdict(artifact.price()), **given}
+    params = checked_params(name, params_type, given)
     digest = hashlib.sha256(json.dumps([name, asdict(params)], sort_keys=True).encode()).hexdigest()[:16]
-    return Policy(name, number, [float(value) for value in astuple(params)], empty_table(), digest)
+    return Policy(name, number, _as_list(params), empty_table(), digest)
+
+
+def _as_list(params: Params) -> list[float]:
+    return [float(value) for value in astuple(params)]
+
+
+def policies_of(artifact: Artifact) -> list[Policy]:
+    """Every policy of an artifact, as journal rows name them."""
+    return [policy(name, artifact=artifact) for name in LEARNED_POLICIES]
 
 
 def checked_params(name: str, params_type: type[Params], given: Mapping[str, Any]) -> Params:

@@ -1,7 +1,7 @@
 """Parameters of the price: what is known of the engines and targets, and what is learned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from serve_table.errors import ConfigError
 from serve_table.slo import SloTargets, targets_from_profile
@@ -81,6 +81,10 @@ class PriceParams:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):
             if getattr(self, name) <= 0.0:
                 raise ConfigError(f"parameter {name!r} of policy 'price' must be greater than 0")
+
+
+LEARNED_FIELDS = tuple(field.name for field in fields(PriceParams))[HARM_WEIGHT:]
+"""Of `PriceParams`: what search finds, in their order; all before them is known."""
 
 
 def price_constants(profile: HardwareProfile, slo: SloTargets, overhead_s: float = 0.0) -> dict[str, float]:

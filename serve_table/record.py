@@ -9,7 +9,8 @@ from serve_table.context import RouterContext
 from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import CacheSource
 from serve_table.features import PromptFeatures
-from serve_table.journal import FORMAT_VERSION, ExecutedPath, FleetRow, Row, Status
+from serve_table.harm import Residents
+from serve_table.journal import FORMAT_VERSION, ExecutedPath, FleetRow, ResidentsRow, Row, Status
 from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES, Decision, Draws, Fleet, Request
 from serve_table.slo import SloClass
 
@@ -20,12 +21,15 @@ SAFE_ROUTE = "decision_error"
 
 @dataclass
 class Admission:
-    """What the decision saw and chose. decision is None where it failed and the safe route was taken."""
+    """What the decision saw and chose. decision is None where it failed and the safe route was taken. residents: None
+    where the policy does not decide by them.
+    """
 
     prompt: PromptFeatures
     request: Request
     cached_tokens_source: CacheSource
     fleet: Fleet
+    residents: Residents | None
     rotation: int
     draws: Draws
     decision: Decision | None
@@ -164,6 +168,7 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
             "propensity": None,
             "reason": None,
             "cached_tokens_source": None,
+            "residents": None,
         }
     request, decision = admission.request, admission.decision
     return {
@@ -187,8 +192,13 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
         "regime": None if decision is None or decision.regime == NO_ENGINE else decision.regime,
         "propensity": None if decision is None else decision.propensity,
         "cached_tokens_source": admission.cached_tokens_source,
+        "residents": None if admission.residents is None else _residents_row(admission.residents),
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
+
+
+def _residents_row(seen: Residents) -> ResidentsRow:
+    return ResidentsRow(seen.now_s, list(seen.prefill_since_s), list(seen.shares))
 
 
 def action_name(action: int) -> ExecutedPath:

@@ -2,6 +2,7 @@
 
 from serve_table.decision import PRICE
 from serve_table.errors import JournalError
+from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.journal import Row
 from serve_table.policy import Policy
 from serve_table.situation import Decision, Draws, Fleet, Request
@@ -32,13 +33,22 @@ def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
     return request, fleet
 
 
+def residents_of(row: Row) -> Residents:
+    """The residents that the decision saw; nobody where it did not look at them."""
+    seen = row.residents
+    return NO_RESIDENTS if seen is None else Residents(seen.now_s, seen.prefill_since_s, seen.shares)
+
+
 def redecide(row: Row, policy: Policy) -> Decision:
     """Decide again as the router did. The same policy (compare `digest`) gives the journaled choice.
 
-    Raises JournalError for a row without a decision, and for the price, which also sees residents that no row has.
+    Raises JournalError for a row without a decision, and for the price where the row was decided without residents.
     Rows of reason `decision_error` took the safe route instead.
     """
-    if policy.number == PRICE:
-        raise JournalError(f"request {row.request_id}: rows do not hold the residents that policy 'price' decides by")
+    if policy.number == PRICE and row.residents is None:
+        raise JournalError(
+            f"request {row.request_id}: policy {row.policy!r} journaled no residents, which policy {policy.name!r} "
+            "decides by"
+        )
     request, fleet = request_and_fleet(row)
-    return policy.decide(request, fleet, row.rotation, row.explore, Draws(*row.draws))
+    return policy.decide(request, fleet, row.rotation, row.explore, Draws(*row.draws), residents_of(row))

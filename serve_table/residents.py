@@ -23,13 +23,13 @@ class ResidentBook:
         self._waiting: dict[BoundRequest, None] = {}
 
     def seen(self) -> Residents:
-        """What a decision sees now. Those that have waited for their first token too long are lost from here on."""
+        """What a decision sees now, a copy. Those that waited for their first token too long are lost from here on."""
         now_s = self.clock()
         late = [bound for bound in self._waiting if now_s > bound.deadline_s]
         for bound in late:
             del self._waiting[bound]
             bound.renew(0, now_s)
-        return self._residents._replace(now_s=now_s)
+        return Residents(now_s, self._residents.prefill_since_s[:], self._residents.shares[:])
 
     def bind(
         self, decode: int, prefill: int | None, slo_class: int, prompt_tokens: float, predicted_tokens: float

@@ -109,8 +109,8 @@ def build_router(args: argparse.Namespace) -> Router:
     calibration = None if args.calibration is None else calibration_file.load(args.calibration)
     slo = slo_targets(artifact, calibration, profile)
     params = parse_params(args.policy_params)
-    if args.policy == "price":
-        params = {**constants_of_price(artifact, calibration, profile, slo), "kv_tokens": config.kv_tokens, **params}
+    if args.policy == "price" and artifact is None:
+        params = {**constants_of_price(calibration, profile, slo), "kv_tokens": config.kv_tokens, **params}
     context = RouterContext(
         config,
         policy(args.policy, params, artifact),
@@ -128,15 +128,12 @@ def slo_targets(artifact: Artifact | None, calibration: Calibration | None, prof
     return targets_from_profile(profile) if measured is None else measured.slo_targets()
 
 
-def constants_of_price(
-    artifact: Artifact | None, calibration: Calibration | None, profile: HardwareProfile, slo: SloTargets
-) -> dict[str, float]:
-    """The price's constants: the artifact's, else the calibration's, else the profile's."""
-    measured = artifact or calibration
-    if measured is None:
+def constants_of_price(calibration: Calibration | None, profile: HardwareProfile, slo: SloTargets) -> dict[str, float]:
+    """The price's constants without an artifact: the calibration's, else the profile's."""
+    if calibration is None:
         return price_constants(profile, slo)
-    fitted = replace(profile, step=measured.step_time(), handoff=measured.handoff())
-    return price_constants(fitted, slo, measured.overhead_s)
+    fitted = replace(profile, step=calibration.step_time(), handoff=calibration.handoff())
+    return price_constants(fitted, slo, calibration.overhead_s)
 
 
 def parse_params(text: str | None) -> dict[str, Any]:

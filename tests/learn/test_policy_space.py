@@ -29,7 +29,7 @@ from learn.regimes import Regimes
 from learn.table import CompiledTable, Costs, SearchRecord, build_artifact, compile_table, with_regimes
 from learn.training import BASELINES
 from serve_table.artifact import Artifact, parse
-from serve_table.policy import DYNAMO_POLICIES, POLICIES, policy
+from serve_table.policy import DYNAMO_POLICIES, LEARNED_POLICIES, POLICIES, policy
 from serve_table.situation import LOCAL, REMOTE, Draws, Fleet, Request
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
@@ -64,6 +64,9 @@ def exported(point: TablePoint) -> Artifact:
         COSTS,
         targets_from_profile(A40_3B),
         SearchRecord(seed=7, sampler="tpe", search_jobs=1, trials=3, study="study", held_out=()),
+        form="table",
+        price={},
+        profile=A40_3B,
         workload="mixed",
         prefill_engines=2,
         decode_engines=4,
@@ -188,7 +191,7 @@ def test_warm_starts_lie_in_their_spaces() -> None:
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_point_of_a_baseline_is_a_policy(name: str) -> None:
-    assert set(BASELINES) == set(POLICIES) - {"table", "price"}
+    assert set(BASELINES) == set(POLICIES) - set(LEARNED_POLICIES)
     points = [*baseline_start(name), *(random_points(baseline_space(name), 30) if baseline_space(name) else [{}])]
     for params in points:
         chosen = baseline_policy(name, params, COSTS, A40_3B.kv_tokens)

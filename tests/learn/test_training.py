@@ -11,7 +11,7 @@ from simulated_journals import journal_of, profile_times, rows_of
 from learn.evaluate import Bench
 from learn.frame import CleanFrame, clean
 from learn.journal_trace import JournalTrace, journal_trace
-from learn.policy_space import table_point, table_policy, table_warm_start
+from learn.policy_space import price_policy, table_point, table_policy, table_warm_start
 from learn.simulation import Topology
 from learn.study import StoredStudy
 from learn.training import (
@@ -62,7 +62,7 @@ def searched(seed: int, step: Callable[[str, int], Callable[[int, float], None]]
         found.append(StoredStudy(None, name))
         return found[-1]
 
-    return search_policies(bench(), learned(), study("table"), study, TRIALS, seed, 1, step)
+    return search_policies(bench(), learned(), study, TRIALS, seed, 1, step)
 
 
 def test_a_journal_tells_lengths_clusters_costs_and_the_cluster_s_size() -> None:
@@ -113,7 +113,7 @@ def test_several_runs_make_one_longer_trace() -> None:
     assert {len(again) for again in found.traces} == {2 * len(trace)}
 
 
-def test_the_search_keeps_the_best_table_and_tunes_every_baseline() -> None:
+def test_the_search_keeps_the_best_table_and_price_and_tunes_every_baseline() -> None:
     steps: dict[str, list[int]] = {}
 
     def step(what: str, trials: int) -> Callable[[int, float], None]:
@@ -132,12 +132,16 @@ def test_the_search_keeps_the_best_table_and_tunes_every_baseline() -> None:
     again = float(bench().goodput(table_policy(compiled, found.table)).mean())
     assert again == pytest.approx(found.table_best.value)
     assert isinstance(found.table.placement, PlacementParams)
-    assert set(found.training_goodput) == {"table", *BASELINES}
+    priced = price_policy(found.price, bench().topology, bench().slo)
+    assert float(bench().goodput(priced).mean()) == pytest.approx(found.training_goodput["price"])
+    assert found.form == max(("table", "price"), key=lambda name: found.training_goodput[name])
+    assert set(found.training_goodput) == {"table", "price", *BASELINES}
     assert set(found.baselines) == set(BASELINES)
     assert all(0.0 <= value <= 1.0 for value in found.training_goodput.values())
     assert found.baselines["round_robin"] == {}
     assert set(steps) == {
         "search the table",
+        "search the price",
         *(f"tune {name}" for name in ("length_threshold", "dynamo_style", "class_aware", "marginal_cost")),
     }
     assert all(told == list(range(1, TRIALS + 1)) for told in steps.values())

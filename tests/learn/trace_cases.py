@@ -51,7 +51,7 @@ def some_table() -> Table:
 
 def every_policy() -> list[Policy]:
     """All the policies, the table with a table of its own, Dynamo's with a threshold that these traces cross."""
-    policies = [policy(name) for name in POLICIES if name not in ("table", "dynamo_style")]
+    policies = [policy(name) for name in POLICIES if name not in ("table", "rutter", "dynamo_style")]
     policies.append(policy("dynamo_style", {"eff_isl_threshold_tokens": 40, "eff_isl_ratio_threshold": 0.9}))
     policies.append(Policy("table", TABLE, [0.1, 1.0, 1.0, 1.0, 0.2, 2.0, 1.0], some_table(), "test"))
     return policies

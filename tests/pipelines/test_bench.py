@@ -20,7 +20,7 @@ from learn.simulation import simulate
 from learn.trace import Trace
 from pipelines import bench, bench_dynamo, bench_simulator
 from pipelines.bench_artifact import full_size_artifact
-from pipelines.bench_decision import decision_cases, decision_us
+from pipelines.bench_decision import decision_cases, decision_us, resident_book, with_residents
 from pipelines.bench_report import TARGETS, Target, text_lines
 from pipelines.bench_simulator import Setting
 from pipelines.bench_timing import cpu_model, spread
@@ -29,6 +29,7 @@ from pipelines.workloads import make_workload
 from serve_table import artifact
 from serve_table.artifact import MAX_BYTES
 from serve_table.errors import ArtifactError, ConfigError, RunError, RutterError
+from serve_table.harm import CONTEXT, N_SHARE, Residents
 from serve_table.policy import Policy, policy
 from serve_table.predictor import constant_predictor
 from serve_table.slo import targets_from_profile
@@ -44,6 +45,8 @@ KEYS = (
     "lookup_us",
     "decision_8_engines_us",
     "decision_64_engines_us",
+    "price_8_engines_us",
+    "price_64_engines_us",
     "artifact_bytes",
     "artifact_load_ms",
     "simulator_requests_per_s",
@@ -153,6 +156,22 @@ def test_decision_times_are_those_of_whole_decisions(monkeypatch: pytest.MonkeyP
     assert len(asked) == 20
     assert [len(cases[0].fleet.prefill_up), len(cases[0].fleet.decode_up)] == [3, 5]
     assert type(cases[0].fleet.decode_tokens) is list
+
+
+def test_a_price_is_measured_among_residents_that_count(artifact_path: Path) -> None:
+    price = policy("price", artifact=artifact.load(artifact_path))
+    book = resident_book(price, 3, 5, 60, seed=1)
+    cases = with_residents(decision_cases(10, 3, 5, constant_predictor(), 0), book)
+    assert book.requests == [12.0] * 5 == cases[0].fleet.decode_requests
+    assert min(book.seen().shares[d * N_SHARE + CONTEXT] for d in range(5)) > 0.0
+    asked: list[Residents] = []
+
+    def seen() -> Residents:
+        asked.append(book.seen())
+        return asked[-1]
+
+    assert min(decision_us(price, cases, 2, seen)) > 0.0
+    assert len(asked) == 20
 
 
 def test_traces_are_simulated_at_saturation(artifact_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_differences_to_the_best_baseline_are_paired_by_seed() -> None:
         low, high = stats.ttest_rel(GOODPUT[score.policy], GOODPUT["least_loaded"]).confidence_interval(0.95)
         assert (score.difference.low, score.difference.high) == pytest.approx((low, high))
     (verdict,) = verdict_lines(found)
-    assert verdict.startswith("The table is better than the best baseline, least_loaded: goodput ")
+    assert verdict.startswith("Policy table is better than the best baseline, least_loaded: goodput ")
     assert verdict.endswith("+0.050 [+0.025, +0.075], paired over 3 seeds.")
 
 
@@ -67,7 +67,7 @@ def test_one_seed_has_a_difference_but_no_interval_and_no_verdict() -> None:
     assert found.learned is not None
     assert str(found.learned.difference) == "+0.050"
     assert verdict_lines(found) == [
-        "The table is not to be told from the best baseline, least_loaded: goodput +0.050, paired over 1 seed."
+        "Policy table is not to be told from the best baseline, least_loaded: goodput +0.050, paired over 1 seed."
     ]
 
 
@@ -90,3 +90,11 @@ def test_both_tables_show_every_policy_and_times_that_are_missing() -> None:
     assert markdown[3] == f"| {' | '.join(HEADER)} |"
     assert markdown[4].count("|") == markdown[3].count("|")
     assert markdown[8] == "| always_local | 0.100 | - | 200.0 ms | 400.0 ms | - | -0.750 | 5 | 1 |"
+
+
+def test_the_learned_policy_is_not_held_against_other_forms_of_itself() -> None:
+    found = scores_of([*rows(), *(result_row("price", seed, 0.95) for seed in range(3))])
+    assert (found.learned_policy, found.best_baseline) == ("price", "least_loaded")
+    assert [verdict.split(",")[0] for verdict in verdict_lines(found)] == [
+        "Policy price is better than the best baseline"
+    ]

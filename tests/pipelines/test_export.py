@@ -31,7 +31,7 @@ def test_export_judges_every_policy_and_writes_the_artifact_once(trained: Path, 
     ended = rutter("export", "--run-dir", trained, "--to", path, *JUDGED)
     assert ended.status == 0, ended.error
     artifact = load(path)
-    assert {score.policy for score in artifact.metadata.held_out} == set(POLICIES) - {"price"}
+    assert {score.policy for score in artifact.metadata.held_out} == set(POLICIES) - {"rutter"}
     goodputs = [score.goodput for score in artifact.metadata.held_out]
     assert goodputs == sorted(goodputs, reverse=True)
     assert path.stat().st_size <= MAX_BYTES
@@ -42,8 +42,10 @@ def test_export_judges_every_policy_and_writes_the_artifact_once(trained: Path, 
     ):
         assert said in ended.out
     assert re.search(
-        r"the table is (better than|worse than|level with) the best baseline, \w+: goodput [+-]", ended.out
+        rf"the {artifact.metadata.policy} is (better than|worse than|level with) the best baseline, \w+: goodput [+-]",
+        ended.out,
     )
+    assert f"policy 'rutter' is its {artifact.metadata.policy}" in ended.out
     for score in artifact.metadata.held_out:
         assert re.search(rf"^{score.policy} +{score.goodput:.3f}  ", ended.out, re.MULTILINE)
     before = (path.read_bytes(), path.stat().st_mtime_ns)

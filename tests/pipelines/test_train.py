@@ -25,6 +25,7 @@ from learn.study import StoredStudy, count_complete
 from pipelines.stages import Run
 from pipelines.train import JOURNAL_TRAINING_SHARE, TrainConfig, journal_runs, study_digest, training_traces
 from serve_table.artifact import load
+from serve_table.step_time import A40_3B
 
 
 def candidate_in(run_dir: Path) -> Path:
@@ -38,6 +39,8 @@ def test_train_learns_from_what_the_run_collected_and_says_when_it_is_done(train
     assert (metadata.journal_rows, metadata.workload, metadata.cluster_kind) == (N_REQUESTS, "mixed", "emulated")
     assert (metadata.prefill_engines, metadata.decode_engines) == (2, 4)
     assert (metadata.seed, metadata.search_jobs, metadata.trials, metadata.sampler) == (0, 1, 10, "TPE, multivariate")
+    assert metadata.policy in ("table", "price")
+    assert artifact.price().kv_tokens == A40_3B.kv_tokens
     again = rutter("train", "--run-dir", trained, *TRAIN)
     assert again.status == 0
     assert again.out == f"train: already done, candidate in {candidate_in(trained)}\n"
@@ -66,10 +69,10 @@ def test_f35_a_killed_search_is_continued_and_ends_with_the_same_bytes(trained: 
         wait_for(lambda: done() >= 13 or process.poll() is not None)
         process.kill()
         process.wait()
-    assert 13 <= done() <= 50
+    assert 13 <= done() <= 60
     ended = rutter("train", "--run-dir", run_dir, *TRAIN)
     assert ended.status == 0
-    assert done() == 50
+    assert done() == 60
     assert candidate_in(run_dir).read_bytes() == candidate_in(trained).read_bytes()
 
 
@@ -79,6 +82,7 @@ def test_train_works_on_a_database_which_several_machines_can_share(trained: Pat
     names = optuna.get_all_study_names(url)
     assert {name.partition(" ")[2] for name in names} == {
         "table",
+        "price",
         "length_threshold",
         "dynamo_style",
         "class_aware",

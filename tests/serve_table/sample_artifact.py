@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from serve_table.artifact import Artifact, validated
-from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, Metadata, SloMetadata
+from serve_table.artifact_metadata import FEATURE_NAMES, FORMAT_VERSION, LearnedForm, Metadata, SloMetadata
 from serve_table.situation import LOCAL, REMOTE
 
 
@@ -32,6 +32,8 @@ def sample_arrays() -> dict[str, Any]:
         "step_time": np.array([0.01, 0.000025, 150.0, 0.00005, 0.0000002]),
         "handoff": np.array([0.005, 0.000008]),
         "overhead_s": np.array([0.001]),
+        "engine_limits": np.array([60_000, 256, 8192]),
+        "price": np.array([0.5, 0.06, 0.03, 0.5, 0.7, 0.02, 0.03, 0.01, 0.02, 0.04, 0.7, 1.0]),
         "centres_tokens": np.array([[40.0, 40.0, 40.0, 50.0, 0.0], [900.0, 900.0, 700.0, 200.0, 0.0]]),
         "counts": np.array([120, 340]),
     }
@@ -59,11 +61,12 @@ def sample_metadata() -> Metadata:
         table_agreement=0.99,
         held_out=[],
         library_versions={"numpy": "2"},
+        policy="table",
     )
 
 
-def sample_artifact() -> Artifact:
-    return validated(Artifact(sample_arrays(), sample_metadata()))
+def sample_artifact(policy: LearnedForm = "table") -> Artifact:
+    return validated(Artifact(sample_arrays(), msgspec.structs.replace(sample_metadata(), policy=policy)))
 
 
 def changed(**arrays: Callable[[Any], Any]) -> Artifact:

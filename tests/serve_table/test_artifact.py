@@ -41,6 +41,10 @@ def test_parts_of_an_artifact() -> None:
     assert artifact.slo_targets().tight.tpot_s == 0.018
     assert artifact.step_time().knee_tokens == 150.0
     assert artifact.handoff().latency_s == 0.005
+    price = artifact.price()
+    assert (price.handoff_latency_s, price.overhead_s, price.tight_tpot_s) == (0.005, 0.001, 0.018)
+    assert (price.kv_tokens, price.max_num_seqs, price.max_num_batched_tokens) == (60_000.0, 256.0, 8192.0)
+    assert (price.harm_weight, price.ttft_width, price.short_stay, price.step_factor) == (0.5, 0.06, 0.7, 1.0)
     assert artifact.table().actions[4] == REMOTE
 
 
@@ -87,7 +91,10 @@ MUTATED: dict[str, tuple[bytes, str]] = {
     "negative time": (changed(step_time=poke(0, -1.0)).to_bytes(), "floor_s is -1.0"),
     "truncated": (GOOD[: len(GOOD) // 2], "truncated"),
     "empty": (b"", "truncated"),
-    "newer format": (with_header(lambda m: m.update(format_version=2, new="field")), "format 2, this program reads"),
+    "no width": (changed(price=poke(1, 0.0)).to_bytes(), "'ttft_width' of policy 'price' must be greater than 0"),
+    "no KV cache": (changed(engine_limits=poke(0, 0)).to_bytes(), "'engine_limits' holds a number that is not pos"),
+    "other policy": (with_header(lambda m: m.update(policy="dice")), "metadata cannot be read"),
+    "newer format": (with_header(lambda m: m.update(format_version=3, new="field")), "format 3, this program reads"),
     "nan in metadata": (with_header(lambda m: m.update(table_agreement=float("nan"))), "metadata cannot be read"),
     "unknown metadata": (with_header(lambda m: m.update(extra=1)), "metadata cannot be read"),
     "other features": (with_header(lambda m: m["feature_names"].reverse()), "differ from this program's"),

@@ -14,7 +14,7 @@ from serve_table.policy import POLICIES, DynamoParams, Policy, policy
 from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Decision, Draws, Fleet, Request
 
 GREEDY = Draws(1.0, 0.5, 0.5, 0.5)
-ALL_POLICIES = [policy(name, artifact=sample_artifact()) for name in POLICIES]
+ALL_POLICIES = [policy(name, artifact=sample_artifact("price")) for name in POLICIES]
 # Power of two draws its own choice from the draws that pick an explored one.
 FIXED_CHOICE_POLICIES = [chosen for chosen in ALL_POLICIES if chosen.name != "power_of_two"]
 

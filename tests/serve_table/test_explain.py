@@ -1,6 +1,7 @@
 """`rutter explain`: what it shows is what the table does."""
 
 import argparse
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from sample_row import sample_row
 from serve_table import explain
 from serve_table.artifact import save
 from serve_table.errors import ConfigError, JournalError
-from serve_table.journal import JournalWriter
+from serve_table.harm import N_SHARE, Resident, Residents, renew_share
+from serve_table.journal import JournalWriter, ResidentsRow
 
 
 @pytest.fixture
@@ -40,6 +42,48 @@ def test_given_features_show_cluster_action_and_loads(artifact: str, capsys: pyt
     assert "load -0.4000" in text
     assert "load 3.0000" in text
     assert "choice     remote, prefill prefill 0, decode decode 0 (policy)" in text
+    assert "price      prefilled on prefill 0 in 36." in text
+    assert [line.count(", remote ") for line in text.splitlines() if line.startswith("price      decode ")] == [1] * 3
+
+
+def prices(text: str) -> dict[str, float]:
+    """By action and engine, as `price` lines show them."""
+    found = {}
+    for line in text.splitlines():
+        name, _, values = line.removeprefix("price      ").partition(": ")
+        if line.startswith("price") and values and values != "down":
+            for value in values.split(", "):
+                found[f"{value.split()[0]} {name}"] = float(value.split()[1])
+    return found
+
+
+def test_the_price_shows_what_every_engine_is_worth_and_the_harm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = sample_artifact("price")
+    save(artifact, tmp_path / "policy.safetensors")
+    shares = [0.0] * 3 * N_SHARE
+    # Two residents of the first engine are at their target's edge.
+    edge = Residents(5.0, [0.0, 0.0], shares)
+    for streamed in (40.0, 60.0):
+        resident = Resident(0, 1000.0, 100.0, streamed, (streamed - 1.0) * 0.0249, False)
+        renew_share(list(astuple(artifact.price())), edge, 0, 2.0, resident, [0.0] * N_SHARE, 0)
+    row = sample_row(request_id="mine", residents=ResidentsRow(*edge), policy="rutter", policy_digest="other")
+    writer = JournalWriter(tmp_path / "journal")
+    writer.append(row)
+    writer.close()
+    flags = ("--artifact", str(tmp_path / "policy.safetensors"), "--journal", str(tmp_path / "journal"))
+    text = explained(capsys, *flags, "--request-id", "mine")
+    assert "policy     rutter is the price of this artifact" in text
+    assert [" with harm " in line for line in text.splitlines() if line.startswith("price      http://d")] == [
+        *(True, False, False)
+    ]
+    values = prices(text)
+    assert len(values) == 6
+    action, engine = max(values, key=lambda name: values[name]).split()
+    chosen = next(line for line in text.splitlines() if line.startswith("choice"))
+    assert chosen.startswith(f"choice     {action}, ")
+    assert f"decode {engine} (policy)" in chosen
 
 
 def test_busy_prefill_engines_and_inherited_cells_show(artifact: str, capsys: pytest.CaptureFixture[str]) -> None:

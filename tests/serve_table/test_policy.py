@@ -1,10 +1,13 @@
 """Policies by name; a mistyped parameter is an error at the start (F29)."""
 
+from dataclasses import astuple, replace
+
 import pytest
 from sample_artifact import sample_artifact
 
+from serve_table.artifact_metadata import LearnedForm
 from serve_table.errors import ConfigError
-from serve_table.policy import POLICIES, policy
+from serve_table.policy import POLICIES, policies_of, policy
 
 
 def test_every_policy_is_made_from_its_name() -> None:
@@ -57,3 +60,22 @@ def test_table_takes_its_parameters_from_the_artifact_alone() -> None:
     assert (made.params, made.digest) == (artifact.params(), artifact.digest())
     with pytest.raises(ConfigError, match="from the artifact"):
         policy("table", {"decode_token": 1}, artifact)
+
+
+def test_the_price_has_an_artifact_s_parameters_under_those_given() -> None:
+    artifact = sample_artifact()
+    assert policy("price", artifact=artifact).params == list(astuple(artifact.price()))
+    assert policy("price", artifact=artifact).digest != policy("price").digest
+    given = policy("price", {"harm_weight": 0.25}, artifact).params
+    assert given == list(astuple(replace(artifact.price(), harm_weight=0.25)))
+
+
+@pytest.mark.parametrize("form", ["table", "price"])
+def test_rutter_is_what_its_artifact_says(form: LearnedForm) -> None:
+    artifact = sample_artifact(form)
+    made = policy("rutter", artifact=artifact)
+    same = policy(form, artifact=artifact)
+    assert (made.number, made.params) == (same.number, same.params)
+    assert [found.digest for found in policies_of(artifact)].count(made.digest) == 1
+    with pytest.raises(ConfigError, match="'rutter' needs --artifact"):
+        policy("rutter")

@@ -17,7 +17,7 @@ from serve_table.replay import redecide
 from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "price"])
+@pytest.mark.parametrize("name", POLICIES)
 async def test_f14_every_row_decides_again_to_what_was_journaled(tmp_path: Path, name: str) -> None:
     calls = 0
 
@@ -30,7 +30,7 @@ async def test_f14_every_row_decides_again_to_what_was_journaled(tmp_path: Path,
         else:
             await prefill_engine(request, out)
 
-    chosen = policy(name, artifact=sample_artifact())
+    chosen = policy(name, artifact=sample_artifact("price"))
     async with (
         running(flaky_prefill, flaky_prefill, decode_engine, decode_engine, decode_engine) as (p, q, *decodes),
         router_bench(tmp_path, [p, q], decodes, chosen, explore=0.3, seed=5) as bench,
@@ -110,6 +110,17 @@ def test_a_row_without_a_decision_cannot_be_decided_again() -> None:
         redecide(sample_row(fleet=None), policy("round_robin"))
 
 
-def test_a_row_of_the_price_is_not_decided_again() -> None:
-    with pytest.raises(JournalError, match="do not hold the residents"):
+def test_a_row_without_residents_is_not_decided_again_by_the_price() -> None:
+    with pytest.raises(JournalError, match="'round_robin' journaled no residents, which policy 'price' decides by"):
         redecide(sample_row(), policy("price"))
+
+
+async def test_rows_hold_the_residents_where_the_policy_decides_by_them(tmp_path: Path) -> None:
+    for name in ("round_robin", "price"):
+        async with (
+            running(prefill_engine, decode_engine) as (p, d),
+            router_bench(tmp_path / name, [p], [d], policy(name)) as bench,
+        ):
+            await bench.client.post(CHAT, json=chat_body())
+            row = await bench.row()
+        assert (row.residents is not None) == (name == "price")
