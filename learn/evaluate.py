@@ -50,12 +50,17 @@ def bench_of(traces: Sequence[Trace], topology: Topology, slo: SloTargets, predi
     return Bench(tuple(traces), topology, slo, predicted)
 
 
-def interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Student's t interval of the mean of values (n,); from one value, the value itself."""
+def interval(values: Floats, confidence: float = CONFIDENCE, resolution: float = 0.0) -> tuple[float, float]:
+    """Student's t interval of the mean of values (n,); from one value, the value itself.
+
+    resolution: the step between neighbouring values. Their spread is taken as no less, or a few that happen to be equal
+    would make the mean certain.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, mean
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    spread = max(float(np.std(values, ddof=1)), resolution)
+    half = float(stats.t.ppf(0.5 + confidence / 2.0, len(values) - 1) * spread / np.sqrt(len(values)))
     return mean - half, mean + half
 
 

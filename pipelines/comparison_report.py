@@ -105,7 +105,9 @@ def paired(runs: dict[int, ResultRow], others: dict[int, ResultRow], against: st
     if not seeds:
         return None
     values = np.array([runs[seed].goodput - others[seed].goodput for seed in seeds])
-    low, high = interval(values) if len(seeds) > 1 else (None, None)
+    # One request more or less is the least difference that a run can show.
+    resolution = 1.0 / next(iter(runs.values())).requests
+    low, high = interval(values, resolution=resolution) if len(seeds) > 1 else (None, None)
     return Difference(against, float(values.mean()), low, high, len(seeds))
 
 

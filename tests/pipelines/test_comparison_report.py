@@ -10,6 +10,8 @@ from pipelines.results import ResultRow
 
 GOODPUT = {"table": (0.90, 0.86, 0.91), "least_loaded": (0.85, 0.80, 0.87), "round_robin": (0.78, 0.75, 0.84)}
 
+LESS = {"table": 0.0025, "least_loaded": 0.0}
+
 
 def rows() -> list[ResultRow]:
     return [result_row(name, seed, value) for name, values in GOODPUT.items() for seed, value in enumerate(values)]
@@ -69,6 +71,12 @@ def test_one_seed_has_a_difference_but_no_interval_and_no_verdict() -> None:
     assert verdict_lines(found) == [
         "Policy table is not to be told from the best baseline, least_loaded: goodput +0.050, paired over 1 seed."
     ]
+
+
+def test_equal_differences_of_a_request_do_not_make_a_verdict() -> None:
+    found = scores_of([result_row(name, seed, 0.8 - less) for seed in range(2) for name, less in LESS.items()])
+    (verdict,) = verdict_lines(found)
+    assert verdict.startswith("The table is level with the best baseline, least_loaded: goodput -0.003 [-0.025, +0.020]")
 
 
 def test_nothing_that_counts_and_baselines_alone_are_reported_too() -> None:
