@@ -109,7 +109,7 @@ def evaluate(candidate: Artifact, trained: TrainConfig, baselines: Baselines, tr
     bench = bench_of(traces, topology, candidate.slo_targets(), candidate.predictor())
     tuned = {name: baseline_policy(name, params, costs, profile.kv_tokens) for name, params in baselines.params.items()}
     learned = {name: policy(name, artifact=candidate) for name in LEARNED}
-    return compare(bench, {**learned, **tuned}, candidate.metadata.policy, tuned)
+    return compare(bench, {**tuned, **learned}, candidate.metadata.policy, tuned)
 
 
 def summary(artifact: Artifact, path: Path) -> list[str]:

@@ -76,7 +76,8 @@ def test_one_seed_has_a_difference_but_no_interval_and_no_verdict() -> None:
 def test_equal_differences_of_a_request_do_not_make_a_verdict() -> None:
     found = scores_of([result_row(name, seed, 0.8 - less) for seed in range(2) for name, less in LESS.items()])
     (verdict,) = verdict_lines(found)
-    assert verdict.startswith("The table is level with the best baseline, least_loaded: goodput -0.003 [-0.025, +0.020]")
+    assert verdict.startswith("Policy table is level with the best baseline, least_loaded: goodput -0.00")
+    assert "[-0.025, +0.020], paired over 2 seeds" in verdict
 
 
 def test_nothing_that_counts_and_baselines_alone_are_reported_too() -> None:

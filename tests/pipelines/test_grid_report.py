@@ -18,7 +18,7 @@ GOODPUT = {
 
 
 def rows(prefill: int = 2, decode: int = 4) -> list[ResultRow]:
-    place = {"prefill_engines": prefill, "decode_engines": decode, "cluster_kind": "simulated"}
+    place = {"prefill_engines": prefill, "decode_engines": decode, "cluster_kind": "simulated", "requests": 4000}
     return [
         result_row(policy, seed, value, workload=workload, **place)
         for (policy, workload), values in GOODPUT.items()
