@@ -7,7 +7,7 @@ with its file and place.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -40,8 +40,8 @@ class ResidentsRow(msgspec.Struct, frozen=True):
     """`serve_table.harm.Residents` as a decision of the price saw them."""
 
     now_s: float
-    prefill_since_s: list[float]
-    shares: list[float]
+    prefill_since_s: MutableSequence[float]
+    shares: MutableSequence[float]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -192,13 +192,9 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
         "regime": None if decision is None or decision.regime == NO_ENGINE else decision.regime,
         "propensity": None if decision is None else decision.propensity,
         "cached_tokens_source": admission.cached_tokens_source,
-        "residents": None if admission.residents is None else _residents_row(admission.residents),
+        "residents": None if admission.residents is None else ResidentsRow(*admission.residents),
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
-
-
-def _residents_row(seen: Residents) -> ResidentsRow:
-    return ResidentsRow(seen.now_s, list(seen.prefill_since_s), list(seen.shares))
 
 
 def action_name(action: int) -> ExecutedPath:
