@@ -12,6 +12,7 @@ from learn.regimes import Regimes
 from learn.simulation import Topology
 from learn.table import CompiledTable, Costs
 from serve_table import decision
+from serve_table.lookup import Table
 from serve_table.policy import DYNAMO_POLICIES, PlacementParams, Policy, policy
 from serve_table.price_params import PriceParams, price_constants
 from serve_table.situation import LOCAL, REMOTE
@@ -222,6 +223,7 @@ def price_start() -> list[dict[str, Any]]:
     return [start, *(start | other for other in others)]
 
 
-def price_policy(params: Params, topology: Topology, slo: SloTargets) -> Policy:
-    """The price at one point, with the constants of a cluster and its targets."""
-    return policy("price", {**price_constants(topology.profile, slo, topology.overhead_s), **params})
+def price_policy(params: Params, topology: Topology, slo: SloTargets, table: Table | None = None) -> Policy:
+    """The price at one point, with the constants of a cluster and its targets, and the table that it may favour."""
+    found = policy("price", {**price_constants(topology.profile, slo, topology.overhead_s), **params})
+    return found if table is None else replace(found, table=table)

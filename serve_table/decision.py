@@ -129,13 +129,14 @@ def choose(
     elif policy == MARGINAL_COST:
         prefill = marginal_prefill(fleet, params, request, rotation)
         decode = marginal_decode(fleet, params, request, rotation)
-    elif policy == PRICE:
-        action, prefill, decode = best_candidate(params, request, fleet, residents, rotation)
     else:
         features = features_of(request, fleet)
         cluster = cluster_of(table, features)
         regime = regime_of(table, features)
         action = action_of(table, cluster, regime)
+        if policy == PRICE:
+            action, prefill, decode = best_candidate(params, request, fleet, residents, rotation, action)
+            return action, prefill, decode, cluster, regime
         if action == REMOTE:
             prefill = place_prefill(fleet, params, request, rotation)
         if prefill == NO_ENGINE:

@@ -153,14 +153,18 @@ def policy(name: str, given: Mapping[str, Any] | None = None, artifact: Artifact
         if name == "rutter":
             digest = digest_of(f"{name} {digest}".encode())
             if artifact.metadata.policy == "price":
-                return Policy(name, decision.PRICE, _as_list(artifact.price()), empty_table(), digest)
+                return Policy(name, decision.PRICE, _as_list(artifact.price()), artifact.table(), digest)
         return Policy(name, decision.TABLE, artifact.params(), artifact.table(), digest)
     given = dict(given or {})
+    table = empty_table()
+    named = [name]
     if name == "price" and artifact is not None:
         given = {**asdict(artifact.price()), **given}
+        table = artifact.table()
+        named.append(artifact.digest())
     params = checked_params(name, params_type, given)
-    digest = hashlib.sha256(json.dumps([name, asdict(params)], sort_keys=True).encode()).hexdigest()[:16]
-    return Policy(name, number, _as_list(params), empty_table(), digest)
+    digest = hashlib.sha256(json.dumps([*named, asdict(params)], sort_keys=True).encode()).hexdigest()[:16]
+    return Policy(name, number, _as_list(params), table, digest)
 
 
 def _as_list(params: Params) -> list[float]:

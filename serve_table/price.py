@@ -12,6 +12,7 @@ numba compiles.
 from collections.abc import Sequence
 
 from serve_table.harm import Residents, context_tokens, harm, logistic, remaining_tokens
+from serve_table.placement import count_up
 from serve_table.price_params import (
     BACKLOG_WEIGHT,
     HANDOFF_S,
@@ -26,6 +27,7 @@ from serve_table.price_params import (
     PREFILL_WEIGHT,
     SHORT_STAY,
     STEP_TOKENS,
+    TABLE_WEIGHT,
     TPOT_WEIGHT,
     TPOT_WIDTH,
     TTFT_WEIGHT,
@@ -53,14 +55,22 @@ def prefill_time_s(params: Sequence[float], tokens: float) -> float:
     return steps * step_time_s(params, tokens / steps, 0.0)
 
 
-def prefilled_after_s(
-    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int
-) -> float:
-    """Time until a prefill engine would be done with this request: its backlog, less what it has done of it."""
+def prefill_backlog_s(params: Sequence[float], fleet: Fleet, residents: Residents, prefill: int) -> float:
+    """Time that a prefill engine needs for what it was sent, less what it has done of it."""
     backlog_s = prefill_time_s(params, fleet.prefill_tokens[prefill])
     if backlog_s > 0.0 and len(residents.prefill_since_s) > 0:
         done_s = residents.now_s - residents.prefill_since_s[prefill]
         backlog_s = max(backlog_s - done_s, LEAST_BACKLOG * backlog_s)
+    return backlog_s
+
+
+def prefilled_after_s(
+    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int
+) -> float:
+    """Time until a prefill engine would be done with this request, its share of what is held before it included."""
+    backlog_s = prefill_backlog_s(params, fleet, residents, prefill)
+    if request.held_ahead_tokens > 0.0:
+        backlog_s += prefill_time_s(params, request.held_ahead_tokens / max(count_up(fleet.prefill_up), 1))
     return backlog_s + prefill_time_s(params, request.prompt_tokens - request.prefill_cached_tokens[prefill])
 
 
@@ -113,10 +123,10 @@ def decode_values(
     wait_s = params[KV_WAIT] * share_to_leave(params, context + prompt, n + 1.0) * left * step_s
     local_steps = LOCAL_JOIN_STEPS if n > 0.0 else 1.0
     local_steps += (fleet.decode_prefill_tokens[d] + uncached) / params[STEP_TOKENS]
-    local_s = params[OVERHEAD_S] + wait_s + pending_s + stall_s + local_steps * joined_s
+    local_s = request.waited_s + params[OVERHEAD_S] + wait_s + pending_s + stall_s + local_steps * joined_s
     handoff_s = params[HANDOFF_S] + params[HANDOFF_TOKEN_S] * uncached
     remote_steps = REMOTE_JOIN_STEPS if n > 0.0 else 1.0
-    remote_s = 2.0 * params[OVERHEAD_S] + prefilled_s + handoff_s + wait_s + remote_steps * joined_s
+    remote_s = request.waited_s + 2.0 * params[OVERHEAD_S] + prefilled_s + handoff_s + wait_s + remote_steps * joined_s
     target_s = ttft_target_s(params, slo_class, prompt)
     tpot_share = joined_s / tpot_target_s(params, slo_class)
     in_time = logistic((1.0 - tpot_share) / params[TPOT_WIDTH])
@@ -136,9 +146,12 @@ def decode_values(
 
 
 def best_candidate(
-    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
+    params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int, favoured: int
 ) -> tuple[int, int, int]:
-    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one."""
+    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one.
+
+    favoured: the action that the table has for the request, worth `table_weight` more.
+    """
     prefill = NO_ENGINE
     prefilled_s = 0.0
     if request.remote_allowed:
@@ -149,11 +162,13 @@ def best_candidate(
     best_action = LOCAL
     best = NO_ENGINE
     best_value = 0.0
+    local_worth = params[TABLE_WEIGHT] if favoured == LOCAL else -params[TABLE_WEIGHT]
     n = len(fleet.decode_up)
     for k in range(n):
         d = (rotation + k) % n
         if fleet.decode_up[d] > 0.0:
             local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
+            local += local_worth
             if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
                 best_action, best, best_value = REMOTE, d, remote
             if best == NO_ENGINE or local > best_value:

@@ -30,6 +30,9 @@ PREFILL_WEIGHT = 25
 LOCAL_WEIGHT = 26
 SHORT_STAY = 27
 STEP_FACTOR = 28
+TABLE_WEIGHT = 29
+HOLD_S = 30
+LATE_HOLD = 31
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -45,6 +48,9 @@ class PriceParams:
     budgets, computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that
     is predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
     proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
+    table_weight: what the action that the table has for the request's cluster and regime is worth. Then the guard
+    (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
+    late_hold: after how many of its TTFT targets a held request that is late anyway goes first.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -76,6 +82,9 @@ class PriceParams:
     local_weight: float = 0.04
     short_stay: float = 0.7
     step_factor: float = 0.965
+    table_weight: float = 0.0
+    hold_s: float = 0.0
+    late_hold: float = 3.0
 
     def __post_init__(self) -> None:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):

@@ -25,7 +25,8 @@ class Request(NamedTuple):
     """What is known of one request when it arrives.
 
     prefill_cached_tokens (n_prefill,) and decode_cached_tokens (n_decode,): tokens of its prompt that each
-    engine is believed to hold. remote_allowed: False where a KV handle cannot express the request.
+    engine is believed to hold. remote_allowed: False where a KV handle cannot express the request. waited_s: since
+    it came, where it was held; held_ahead_tokens: uncached prompt tokens of held requests that will go before it.
     """
 
     prompt_tokens: float
@@ -34,6 +35,8 @@ class Request(NamedTuple):
     prefill_cached_tokens: Sequence[float]
     decode_cached_tokens: Sequence[float]
     remote_allowed: bool
+    waited_s: float = 0.0
+    held_ahead_tokens: float = 0.0
 
 
 class Fleet(NamedTuple):
@@ -75,7 +78,7 @@ class Draws(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """prefill is NO_ENGINE when local; cluster and regime are NO_ENGINE unless the policy is TABLE."""
+    """prefill is NO_ENGINE when local; cluster and regime are NO_ENGINE unless the policy is TABLE or PRICE."""
 
     action: int
     prefill: int

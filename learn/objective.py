@@ -1,0 +1,51 @@
+"""What a search maximises, from a policy's runs and a reference's on the same traces.
+
+Every objective is paired by trace with the reference, a tuned baseline's runs: a trace that is hard for all says
+nothing of a policy. The spread of the differences is taken off, or the search would find what wins by luck on one of
+the traces (a robust objective in the sense of Beyer and Sendhoff 2007).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from learn.evaluate import mean_percentile
+from learn.simulation import Simulated
+
+SPREAD_WEIGHT = 0.5
+"""Standard deviations of the paired differences that are taken off their mean."""
+TAIL_LIMIT = 1.15
+"""P99 TTFT against the reference's beyond which goodput is not all that counts."""
+TAIL_WEIGHT = 0.05
+"""Goodput that a doubled P99 TTFT costs beyond the limit."""
+TPOT_WORTH = 3.0
+"""A share of P90 TPOT against one of P90 TTFT, in the latency profile: the published gains differ by about as much."""
+GOODPUT_WORTH = 20.0
+"""A lost point of goodput against a share of latency."""
+
+
+def goodput_difference(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+    """Mean of the paired differences in goodput less their spread; and less what a long tail costs."""
+    paired = np.array([run.goodput - other.goodput for run, other in zip(runs, reference, strict=True)])
+    spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
+    return float(paired.mean()) - SPREAD_WEIGHT * spread - TAIL_WEIGHT * tail_excess(runs, reference)
+
+
+def tail_excess(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+    """By what factor, in doublings, the P99 TTFT is beyond TAIL_LIMIT times the reference's; 0 where it is within."""
+    ratio = percentile_ratio(runs, reference, "ttft_s", 99)
+    return max(float(np.log2(ratio / TAIL_LIMIT)), 0.0)
+
+
+def latency_gain(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+    """How far P90 TTFT and P90 TPOT are below the reference's, as log ratios; worse goodput takes away from it."""
+    ttft = percentile_ratio(runs, reference, "ttft_s", 90)
+    tpot = percentile_ratio(runs, reference, "tpot_s", 90)
+    lost = max(-float(np.mean([run.goodput - other.goodput for run, other in zip(runs, reference, strict=True)])), 0.0)
+    return -float(np.log(ttft)) - TPOT_WORTH * float(np.log(tpot)) - GOODPUT_WORTH * lost
+
+
+def percentile_ratio(runs: Sequence[Simulated], reference: Sequence[Simulated], column: str, q: float) -> float:
+    """Mean percentile against the reference's; 1 where either has none, as answers of one token have no TPOT."""
+    own, other = mean_percentile(runs, column, q), mean_percentile(reference, column, q)
+    return own / other if own is not None and other is not None and other > 0.0 else 1.0

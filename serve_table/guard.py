@@ -1,0 +1,71 @@
+"""The guard: which requests wait in the router until a prefill engine is nearly free, and which of those goes next.
+
+A request that is to be prefilled remotely is held while its engine's backlog is longer than `hold_s`: what waits in
+the router can still be overtaken by what is more urgent, and decided again when its turn comes. Earliest deadline
+first; what is late anyway goes last, but not for ever: after `late_hold` of its targets it goes before all others.
+In the subset of Python that numba compiles.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from serve_table.harm import Residents
+from serve_table.price import LEAST_BACKLOG, prefill_backlog_s, prefill_time_s
+from serve_table.price_params import HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
+from serve_table.situation import NO_ENGINE, Fleet, Request
+
+OVERDUE = 0
+IN_TIME = 1
+LATE = 2
+"""Tiers of held requests, in the order in which they go."""
+
+
+def must_hold(params: Sequence[float], fleet: Fleet, residents: Residents, prefill: int) -> bool:
+    """Whether a request that was decided for this prefill engine (NO_ENGINE: for none) is to wait in the router."""
+    if params[HOLD_S] <= 0.0 or prefill == NO_ENGINE:
+        return False
+    return prefill_backlog_s(params, fleet, residents, prefill) > params[HOLD_S]
+
+
+def takes_more(params: Sequence[float], fleet: Fleet, residents: Residents) -> bool:
+    """Whether any prefill engine has so little backlog that held requests are to be decided again; also where none is
+    up, since nothing is to be waited for then.
+    """
+    any_up = False
+    for p in range(len(fleet.prefill_up)):
+        if fleet.prefill_up[p] > 0.0:
+            any_up = True
+            if prefill_backlog_s(params, fleet, residents, p) <= params[HOLD_S]:
+                return True
+    return not any_up
+
+
+def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents) -> float:
+    """When the first prefill engine will take more, if none gives anything back before; infinity where that is all
+    that can be waited for.
+    """
+    first_s = inf
+    for p in range(len(fleet.prefill_up)):
+        if fleet.prefill_up[p] > 0.0:
+            whole_s = prefill_time_s(params, fleet.prefill_tokens[p])
+            if LEAST_BACKLOG * whole_s <= params[HOLD_S]:
+                begun_s = residents.prefill_since_s[p] if len(residents.prefill_since_s) > 0 else residents.now_s
+                first_s = min(first_s, begun_s + whole_s - params[HOLD_S])
+    return first_s
+
+
+def held_tier(params: Sequence[float], request: Request) -> int:
+    """OVERDUE, IN_TIME or LATE, from its class, prompt and the time that it has waited."""
+    target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
+    if request.waited_s > params[LATE_HOLD] * target_s:
+        return OVERDUE
+    least_s = 2.0 * params[OVERHEAD_S] + prefill_time_s(params, request.prompt_tokens) + params[HANDOFF_S]
+    return LATE if request.waited_s + least_s > target_s else IN_TIME
+
+
+def held_key(params: Sequence[float], request: Request) -> tuple[int, float]:
+    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first."""
+    tier = held_tier(params, request)
+    if tier == IN_TIME:
+        return tier, ttft_target_s(params, request.slo_class, request.prompt_tokens) - request.waited_s
+    return tier, -request.waited_s
