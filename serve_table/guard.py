@@ -19,6 +19,10 @@ IN_TIME = 1
 LATE = 2
 """Tiers of held requests, in the order in which they go."""
 
+MAX_TRIED = 16
+"""Of the most urgent that have to wait on, so many are decided again each time that prefill engines take more."""
+ROUNDING_S = 1e-9
+
 
 def must_hold(params: Sequence[float], fleet: Fleet, residents: Residents, prefill: int) -> bool:
     """Whether a request that was decided for this prefill engine (NO_ENGINE: for none) is to wait in the router."""
@@ -41,7 +45,7 @@ def takes_more(params: Sequence[float], fleet: Fleet, residents: Residents) -> b
 
 
 def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents) -> float:
-    """When the first prefill engine will take more, if none gives anything back before; infinity where that is all
+    """When the next prefill engine will take more, if none gives anything back before; infinity where that is all
     that can be waited for.
     """
     first_s = inf
@@ -50,7 +54,9 @@ def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents)
             whole_s = prefill_time_s(params, fleet.prefill_tokens[p])
             if LEAST_BACKLOG * whole_s <= params[HOLD_S]:
                 begun_s = residents.prefill_since_s[p] if len(residents.prefill_since_s) > 0 else residents.now_s
-                first_s = min(first_s, begun_s + whole_s - params[HOLD_S])
+                at_s = begun_s + whole_s - params[HOLD_S] + ROUNDING_S
+                if at_s > residents.now_s:
+                    first_s = min(first_s, at_s)
     return first_s
 
 
