@@ -11,7 +11,7 @@ from math import inf
 
 from serve_table.harm import Residents
 from serve_table.price import LEAST_BACKLOG, prefill_backlog_s, prefill_time_s
-from serve_table.price_params import HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
+from serve_table.price_params import DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
 from serve_table.situation import NO_ENGINE, Fleet, Request
 
 OVERDUE = 0
@@ -70,8 +70,12 @@ def held_tier(params: Sequence[float], request: Request) -> int:
 
 
 def held_key(params: Sequence[float], request: Request) -> tuple[int, float]:
-    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first."""
+    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first.
+
+    Less of the target than all of it (`deadline_share`) spares long prompts, whose targets are long, the longest waits.
+    """
     tier = held_tier(params, request)
     if tier == IN_TIME:
-        return tier, ttft_target_s(params, request.slo_class, request.prompt_tokens) - request.waited_s
+        target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
+        return tier, params[DEADLINE_SHARE] * target_s - request.waited_s
     return tier, -request.waited_s
