@@ -51,6 +51,7 @@ class Record:
     single_sequence: bool = True
     slo_class: int = 0
     admission: Admission | None = None
+    held: bool = False
     meter: AnswerMeter = field(default_factory=AnswerMeter)
 
     executed: ExecutedPath | None = None
@@ -118,6 +119,8 @@ class Record:
             ttft_target_s=None if target_tokens is None else target.ttft_target_s(target_tokens),
             tpot_target_s=target.tpot_s,
             slo_met=self._slo_met(target, target_tokens, ttft_s, tpot_s),
+            waited_s=self.admission.request.waited_s if self.held and self.admission is not None else None,
+            held_ahead_tokens=self.admission.request.held_ahead_tokens if self.admission is not None else 0.0,
         )
 
     def _tpot_s(self, dilation: float) -> float | None:
