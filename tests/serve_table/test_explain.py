@@ -113,8 +113,8 @@ def test_the_guard_shows_whether_a_request_would_be_held(tmp_path: Path, capsys:
     for form, hold_s, pressure_tokens, line in (
         ("price", 0.0, "600", "off: this policy holds nothing"),
         ("table", 0.02, "600", "off: this policy holds nothing"),
-        ("price", 0.02, "600", "would be held: backlog of prefill 0 36.2 ms, allowed 20.0 ms; in time"),
-        ("price", 0.04, "600", "would not be held: backlog of prefill 0 36.2 ms, allowed 40.0 ms; in time"),
+        ("price", 0.02, "600", "would be held: backlog of prefill 0 36.3 ms, allowed 20.0 ms; in time"),
+        ("price", 0.04, "600", "would not be held: backlog of prefill 0 36.3 ms, allowed 40.0 ms; in time"),
         ("price", 0.02, "60000", "would not be held: it prefills locally"),
     ):
         save(guarded(form, 0.25, hold_s), path)
