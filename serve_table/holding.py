@@ -24,6 +24,8 @@ MOST_TRIED = 16
 TIMER_SLACK_S = 1e-6
 """A backlog may be a rounding error too long at the very moment that it should be short enough."""
 LEAST_TIMER_S = 0.001
+LEAST_RETRY_S = 0.01
+"""Engine seconds, where an engine takes more but nobody who was tried goes there."""
 
 Reason = Literal["free", "local", "overdue", "no_prefill_engine", "cancelled", "failed"]
 """Why a request is held no longer: its prefill engine is nearly free, it is better off without one, it was held for the
@@ -188,8 +190,7 @@ class Holding:
         now_s = self._residents.clock()
         at_s = takes_more_at_s(self._params, self._fleet.snapshot(), self._residents.seen())
         if at_s <= now_s:
-            # An engine takes more now, but nobody who was tried goes there.
-            at_s = now_s + self._params[HOLD_S]
+            at_s = now_s + max(self._params[HOLD_S], LEAST_RETRY_S)
         at_s = min(at_s, self._queue.first().since_s + self._max_hold_s) + TIMER_SLACK_S
         delay_s = max((at_s - now_s) * self._dilation, LEAST_TIMER_S)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._try_all)

@@ -98,7 +98,7 @@ class Record:
             slo_class=self.slo_class,
             prefill_engines=list(context.config.prefill_urls),
             decode_engines=list(context.config.decode_urls),
-            **_admission_columns(self.admission, context.config.hash_block_tokens),  # type: ignore[arg-type]
+            **_admission_columns(self.admission, self.held, context.config.hash_block_tokens),  # type: ignore[arg-type]
             executed=self.executed,
             executed_prefill_engine=self.executed_prefill_engine,
             executed_decode_engine=self.executed_decode_engine,
@@ -119,8 +119,6 @@ class Record:
             ttft_target_s=None if target_tokens is None else target.ttft_target_s(target_tokens),
             tpot_target_s=target.tpot_s,
             slo_met=self._slo_met(target, target_tokens, ttft_s, tpot_s),
-            waited_s=self.admission.request.waited_s if self.held and self.admission is not None else None,
-            held_ahead_tokens=self.admission.request.held_ahead_tokens if self.admission is not None else 0.0,
         )
 
     def _tpot_s(self, dilation: float) -> float | None:
@@ -150,7 +148,7 @@ def _difference(end_s: float | None, start_s: float | None, dilation: float) -> 
     return None if end_s is None or start_s is None else (end_s - start_s) / dilation
 
 
-def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> dict[str, object]:
+def _admission_columns(admission: Admission | None, held: bool, hash_block_tokens: int) -> dict[str, object]:
     """The columns of what the decision saw; without a decision the request was refused before its features."""
     if admission is None:
         return {
@@ -172,6 +170,8 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
             "reason": None,
             "cached_tokens_source": None,
             "residents": None,
+            "waited_s": None,
+            "held_ahead_tokens": None,
         }
     request, decision = admission.request, admission.decision
     return {
@@ -196,6 +196,8 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
         "propensity": None if decision is None else decision.propensity,
         "cached_tokens_source": admission.cached_tokens_source,
         "residents": None if admission.residents is None else ResidentsRow(*admission.residents),
+        "waited_s": request.waited_s if held else None,
+        "held_ahead_tokens": request.held_ahead_tokens,
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
 

@@ -242,7 +242,7 @@ async def test_tenants_take_turns_by_the_operators_header_where_that_is_believed
 
 
 async def test_a_backlog_that_must_be_done_by_now_releases_the_next(tmp_path: Path) -> None:
-    async with gated_bench(tmp_path, dilation=2.0) as gated:
+    async with gated_bench(tmp_path, dilation=10.0) as gated:
         await gated.send(600)
         await gated.send(600)
         assert gated.held == 1
@@ -251,8 +251,9 @@ async def test_a_backlog_that_must_be_done_by_now_releases_the_next(tmp_path: Pa
         gated.gate.open(2)
         assert await gated.answers() == [200, 200]
         rows = await gated.bench.rows(2)
-    waited_s = next(row.waited_s for row in rows if row.waited_s is not None)
-    assert 0.02 < waited_s < 0.1
+    first, held = sorted(rows, key=lambda row: row.rotation)
+    assert held.waited_s is not None
+    assert 0.026 < held.arrival_s + held.waited_s - first.arrival_s < 0.06
     assert [agrees(row, HOLDS) for row in rows] == [True, True]
 
 
@@ -265,7 +266,7 @@ async def test_nothing_is_held_for_longer_than_allowed(tmp_path: Path) -> None:
         gated.gate.open(3)
         assert await gated.answers() == [200] * 3
         rows = await gated.bench.rows(3)
-    assert all(row.waited_s is None or 0.15 <= row.waited_s < 0.5 for row in rows)
+    assert all(row.waited_s is None or 0.15 <= row.waited_s < 2.0 for row in rows)
     assert [agrees(row, HOLDS) for row in rows] == [True] * 3
 
 
