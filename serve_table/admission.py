@@ -1,5 +1,6 @@
 """Admission: from a body to its features, its decision, and the work reserved for it."""
 
+import asyncio
 import logging
 import math
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from serve_table.context import RouterContext
 from serve_table.endpoints import Endpoint
 from serve_table.engine_caches import common_source
+from serve_table.engine_response import Headers
 from serve_table.errors import ConfigError, RequestError
 from serve_table.fleet import Engine, Reservation
 from serve_table.harm import NO_RESIDENTS, Residents
@@ -16,6 +18,7 @@ from serve_table.record import Admission, Record, action_name
 from serve_table.request_body import Fields, expressible_as_handle, is_taken_as_it_is, output_limit_tokens, read
 from serve_table.situation import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request
 from serve_table.slo import SloTargets
+from serve_table.tenants import tenant_of
 
 logger = logging.getLogger("rutter")
 
@@ -62,63 +65,123 @@ class Admitted:
     reservation: Reservation
 
 
-def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, record: Record) -> Admitted:
-    """Measure, decide and reserve, without a pause between: simultaneous requests see each other's work."""
-    prompt = read_prompt(fields, endpoint)
-    identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
-    measured = context.prompts.measure(prompt, identity, is_taken_as_it_is(fields, endpoint))
-    fleet = context.fleet.snapshot()
-    chain = context.caches.chain(measured, read(fields, "model", str), read(fields, "cache_salt", str))
-    cached = [context.caches.cached_tokens(engine.url, measured, chain) for engine in context.fleet.engines]
-    n_prefill = len(context.fleet.prefill)
-    request = Request(
-        prompt_tokens=measured.tokens,
-        predicted_output_tokens=_predicted_tokens(context, endpoint, fields, hints, measured.tokens),
-        slo_class=hints.slo_class,
-        prefill_cached_tokens=[tokens for tokens, _ in cached[:n_prefill]],
-        decode_cached_tokens=[tokens for tokens, _ in cached[n_prefill:]],
-        remote_allowed=endpoint.remote_allowed and prompt.plain and expressible_as_handle(fields),
-    )
-    rotation = context.next_rotation()
-    draws = Draws(*(context.rng.random() for _ in range(4)))
-    decision, residents = _decide(context, request, fleet, rotation, draws)
-    if decision is None:
-        action, prefill_index, decode_index = LOCAL, NO_ENGINE, least(fleet.decode_requests, fleet.decode_up, rotation)
-    else:
-        action, prefill_index, decode_index = decision.action, decision.prefill, decision.decode
-    prefill = context.fleet.prefill[prefill_index] if prefill_index != NO_ENGINE else None
-    decode = context.fleet.decode[decode_index]
-    record.admission = Admission(
-        prompt=measured,
-        request=request,
-        cached_tokens_source=common_source([source for _, source in cached]),
-        fleet=fleet,
-        residents=residents,
-        rotation=rotation,
-        draws=draws,
-        decision=decision,
-        action=action_name(action),
-        prefill_engine=prefill.url if prefill is not None else None,
-        decode_engine=decode.url,
-    )
-    bound = None
-    if context.residents is not None:
-        bound = context.residents.bind(
-            decode_index,
-            prefill_index if prefill is not None else None,
-            request.slo_class,
-            request.prompt_tokens,
-            request.predicted_output_tokens,
+async def admit(
+    context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, headers: Headers, record: Record
+) -> Admitted:
+    """Measure, decide and reserve, without a pause between: simultaneous requests see each other's work.
+
+    Pauses only where the policy holds requests, and then decides once more after it.
+    """
+    arrival = Arrival(context, endpoint, fields, hints, record)
+    if context.holding is None:
+        arrival.decide(0.0, 0.0)
+        return arrival.reserve()
+    try:
+        await context.holding.admit(arrival, tenant_of(headers, context.tenant_salt, context.config.tenant_header))
+    except asyncio.CancelledError:
+        # The client may leave between the moment that its engines are reserved and the one that we hear of it.
+        if arrival.admitted is not None:
+            arrival.admitted.reservation.release()
+        raise
+    return arrival.reserve()
+
+
+class Arrival:
+    """A request from its measured prompt to its engines. What it draws is drawn once, however often it is decided."""
+
+    def __init__(
+        self, context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, record: Record
+    ) -> None:
+        prompt = read_prompt(fields, endpoint)
+        identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
+        measured = context.prompts.measure(prompt, identity, is_taken_as_it_is(fields, endpoint))
+        self.request = Request(
+            prompt_tokens=measured.tokens,
+            predicted_output_tokens=_predicted_tokens(context, endpoint, fields, hints, measured.tokens),
+            slo_class=hints.slo_class,
+            prefill_cached_tokens=[],
+            decode_cached_tokens=[],
+            remote_allowed=endpoint.remote_allowed and prompt.plain and expressible_as_handle(fields),
         )
-    reservation = Reservation(
-        prefill=prefill,
-        decode=decode,
-        committed_tokens=float(round(request.prompt_tokens + request.predicted_output_tokens)),
-        prefill_tokens=measured.tokens - (request.prefill_cached_tokens[prefill_index] if prefill is not None else 0.0),
-        local_tokens=measured.tokens - request.decode_cached_tokens[decode_index],
-        bound=bound,
-    )
-    return Admitted(prompt, prefill, decode, reservation)
+        """As the last decision saw it."""
+        self.admitted: Admitted | None = None
+        self._context = context
+        self._record = record
+        self._prompt = prompt
+        self._measured = measured
+        self._chain = context.caches.chain(measured, read(fields, "model", str), read(fields, "cache_salt", str))
+        self._rotation = context.next_rotation()
+        self._draws = Draws(*(context.rng.random() for _ in range(4)))
+
+    def decide(self, waited_s: float, held_ahead_tokens: float) -> None:
+        """Decide from the fleet, residents and caches as they are now."""
+        context = self._context
+        caches, engines = context.caches, context.fleet.engines
+        self.fleet = fleet = context.fleet.snapshot()
+        cached = [caches.cached_tokens(engine.url, self._measured, self._chain) for engine in engines]
+        n_prefill = len(context.fleet.prefill)
+        self.request = self.request._replace(
+            prefill_cached_tokens=[tokens for tokens, _ in cached[:n_prefill]],
+            decode_cached_tokens=[tokens for tokens, _ in cached[n_prefill:]],
+            waited_s=waited_s,
+            held_ahead_tokens=held_ahead_tokens,
+        )
+        decision, residents = _decide(context, self.request, fleet, self._rotation, self._draws)
+        if decision is None:
+            action, self.prefill = LOCAL, NO_ENGINE
+            self.decode = least(fleet.decode_requests, fleet.decode_up, self._rotation)
+        else:
+            action, self.prefill, self.decode = decision.action, decision.prefill, decision.decode
+        self.residents = residents or NO_RESIDENTS
+        self._record.admission = Admission(
+            prompt=self._measured,
+            request=self.request,
+            cached_tokens_source=common_source([source for _, source in cached]),
+            fleet=fleet,
+            residents=residents,
+            rotation=self._rotation,
+            draws=self._draws,
+            decision=decision,
+            action=action_name(action),
+            prefill_engine=context.fleet.prefill[self.prefill].url if self.prefill != NO_ENGINE else None,
+            decode_engine=context.fleet.decode[self.decode].url,
+        )
+
+    def hold(self) -> None:
+        """It is held from now on."""
+        self._record.held = True
+
+    def reserve(self) -> Admitted:
+        """The engines of its last decision, which count its work from the first call on."""
+        if self.admitted is None:
+            self.admitted = self._reserved()
+        return self.admitted
+
+    def _reserved(self) -> Admitted:
+        context, request = self._context, self.request
+        prefill = context.fleet.prefill[self.prefill] if self.prefill != NO_ENGINE else None
+        decode = context.fleet.decode[self.decode]
+        bound = None
+        if context.residents is not None:
+            bound = context.residents.bind(
+                self.decode,
+                self.prefill if prefill is not None else None,
+                request.slo_class,
+                request.prompt_tokens,
+                request.predicted_output_tokens,
+                request.waited_s,
+            )
+        tokens = request.prompt_tokens
+        reservation = Reservation(
+            prefill=prefill,
+            decode=decode,
+            committed_tokens=float(round(tokens + request.predicted_output_tokens)),
+            prefill_tokens=tokens - (request.prefill_cached_tokens[self.prefill] if prefill is not None else 0.0),
+            local_tokens=tokens - request.decode_cached_tokens[self.decode],
+            bound=bound,
+            on_prefill_returned=context.holding.wake if context.holding is not None else None,
+        )
+        return Admitted(self._prompt, prefill, decode, reservation)
 
 
 def _predicted_tokens(

@@ -16,6 +16,7 @@ from serve_table.errors import ConfigError, JournalError
 from serve_table.features import PromptReader, Tokenizer
 from serve_table.fleet import EngineFleet
 from serve_table.health import Health, ProbePolicy
+from serve_table.holding import Holding
 from serve_table.journal import JournalWriter, Row
 from serve_table.kv_endpoint import KvEndpoint, endpoints_by_engine
 from serve_table.kv_subscriber import KvSubscriber
@@ -24,6 +25,7 @@ from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.prefix_index import PrefixIndex
+from serve_table.price_params import HOLD_S
 from serve_table.residents import ResidentBook
 from serve_table.slo import LOOSE, SloTargets
 
@@ -40,7 +42,8 @@ class RouterConfig:
     explore: share of requests that choose at random. dilation: how many times slower than the hardware they
     stand for the engines run; journaled durations are divided by it. kv_tokens: KV budget of one engine.
     prefill_kv_events, decode_kv_events: where KV events come from, one an engine as `KvEndpoint` reads them or `-`
-    for none; empty: nothing is followed.
+    for none; empty: nothing is followed. max_hold_s: the longest that a request is held, in engine time.
+    tenant_header: believe `x-rutter-tenant`.
     """
 
     prefill_urls: tuple[str, ...]
@@ -58,6 +61,8 @@ class RouterConfig:
     allow_admin: bool = False
     prefill_kv_events: tuple[str, ...] = ()
     decode_kv_events: tuple[str, ...] = ()
+    max_hold_s: float = 30.0
+    tenant_header: bool = False
 
     @property
     def kv_endpoints(self) -> dict[str, KvEndpoint]:
@@ -89,6 +94,7 @@ class RouterConfig:
             "--max-body-bytes": self.max_body_bytes,
             "--hash-block-tokens": self.hash_block_tokens,
             "--kv-tokens": self.kv_tokens,
+            "--max-hold-s": self.max_hold_s,
         }
         for flag, value in positive.items():
             if not 0 < value < float("inf"):
@@ -152,13 +158,19 @@ class RouterContext:
         self.caches = EngineCaches(index, views, salt)
         self.kv_subscriber = KvSubscriber(endpoints, views) if endpoints else None
         self.prompts = PromptReader(config.hash_block_tokens, salt, tokenizer)
-        self.health = Health(self.fleet, self.caches, self.metrics, config.probes)
+        self.tenant_salt = secrets.token_bytes(16)
         self.rng = random.Random(config.seed)
         self.rotation = 0
         self.residents: ResidentBook | None = None
         if policy.number == PRICE:
             n_prefill, n_decode = len(config.prefill_urls), len(config.decode_urls)
             self.residents = ResidentBook(policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation)
+        self.holding: Holding | None = None
+        if self.residents is not None and policy.params[HOLD_S] > 0.0:
+            self.holding = Holding(self.fleet, self.residents, self.metrics, config.max_hold_s, config.dilation)
+            self.metrics.watch_held(self.holding.__len__)
+        on_change = None if self.holding is None else self.holding.wake
+        self.health = Health(self.fleet, self.caches, self.metrics, config.probes, on_change)
         self.metrics.watch_engines(
             [
                 (engine.url, engine.role, lambda e=engine: float(e.up), lambda e=engine: e.requests)  # type: ignore[misc]

@@ -9,20 +9,23 @@ from pathlib import Path
 from serve_table.artifact import Artifact, load
 from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.calibration import age_text
+from serve_table.decision import PRICE
 from serve_table.errors import ConfigError, JournalError
+from serve_table.guard import TIER_NAMES, held_tier, must_hold
 from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.journal import JournalReader, Row
 from serve_table.lookup import action_of, cluster_of, regime_of
 from serve_table.placement import decode_load, prefill_load
-from serve_table.policy import LEARNED_POLICIES, policy
-from serve_table.price import best_prefill, decode_values
-from serve_table.price_params import HARM_WEIGHT
+from serve_table.policy import LEARNED_POLICIES, Policy, policy
+from serve_table.price import best_prefill, decode_values, prefill_backlog_s
+from serve_table.price_params import HARM_WEIGHT, HOLD_S, TABLE_WEIGHT
 from serve_table.replay import request_and_fleet, residents_of
 from serve_table.situation import (
     ACTION_NAMES,
     LOCAL,
     NO_ENGINE,
     REASON_NAMES,
+    Decision,
     Draws,
     Features,
     Fleet,
@@ -45,6 +48,11 @@ class Situation:
     decode_engines: list[str]
     row: Row | None
     residents: Residents = NO_RESIDENTS
+
+    @property
+    def policy_name(self) -> str:
+        """Of the artifact's policies the one that decided, else the one that it serves."""
+        return self.row.policy if self.row is not None and self.row.policy in LEARNED_POLICIES else "rutter"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,8 +143,11 @@ def explanation(artifact: Artifact, situation: Situation) -> list[str]:
         f"action     {ACTION_NAMES[action]}{note}",
     ]
     lines += _candidate_lines(artifact, situation, action)
-    lines += _price_lines(artifact, situation)
-    return lines + _choice_lines(artifact, situation)
+    lines += _price_lines(artifact, situation, action)
+    chosen = policy(situation.policy_name, artifact=artifact)
+    decision = chosen.decide(request, fleet, situation.rotation, 0.0, NO_EXPLORATION, situation.residents)
+    lines += _guard_lines(chosen, decision.prefill, situation)
+    return lines + _choice_lines(chosen, decision, situation)
 
 
 def age_of(artifact: Artifact, now: float) -> str:
@@ -172,9 +183,13 @@ def _candidate_lines(artifact: Artifact, situation: Situation, action: int) -> l
     return lines
 
 
-def _price_lines(artifact: Artifact, situation: Situation) -> list[str]:
-    """What the request is worth on every decode engine that may get it; the highest value is chosen."""
+def _price_lines(artifact: Artifact, situation: Situation, favoured: int) -> list[str]:
+    """What the request is worth on every decode engine that may get it; the highest value is chosen.
+
+    favoured: the table's action, for or against which the local value counts.
+    """
     params = list(astuple(artifact.price()))
+    local_worth = params[TABLE_WEIGHT] if favoured == LOCAL else -params[TABLE_WEIGHT]
     heedless = [*params[:HARM_WEIGHT], 0.0, *params[HARM_WEIGHT + 1 :]]
     request, fleet, residents = situation.request, situation.fleet, situation.residents
     prefill, prefilled_s, prefill_tokens = NO_ENGINE, 0.0, 0.0
@@ -189,23 +204,44 @@ def _price_lines(artifact: Artifact, situation: Situation) -> list[str]:
             lines.append(f"price      {name}: down")
             continue
         seen = (request, fleet, residents, prefilled_s, prefill_tokens, i)
-        values = zip(ACTION_NAMES, decode_values(params, *seen), decode_values(heedless, *seen), strict=True)
+        values = zip(
+            ACTION_NAMES, decode_values(params, *seen), decode_values(heedless, *seen), (local_worth, 0.0), strict=True
+        )
         texts = [
-            f"{action} {value:.4f}" + (f" with harm {unharmed - value:.4f}" if unharmed != value else "")
-            for action, value, unharmed in values
+            f"{action} {value + worth:.4f}"
+            + (f" with harm {unharmed - value:.4f}" if unharmed != value else "")
+            + (f" with table {worth:+.4f}" if worth else "")
+            for action, value, unharmed, worth in values
             if action == ACTION_NAMES[LOCAL] or prefill != NO_ENGINE
         ]
         lines.append(f"price      {name}: {', '.join(texts)}")
     return lines
 
 
-def _choice_lines(artifact: Artifact, situation: Situation) -> list[str]:
+def _guard_lines(chosen: Policy, prefill: int, situation: Situation) -> list[str]:
+    """Whether the request would be held for the prefill engine of its choice, and for a row whether it was."""
+    row, request, params = situation.row, situation.request, chosen.params
+    if chosen.number != PRICE or params[HOLD_S] <= 0.0:
+        lines = ["guard      off: this policy holds nothing"]
+    elif prefill == NO_ENGINE:
+        lines = ["guard      would not be held: it prefills locally"]
+    else:
+        held = must_hold(params, situation.fleet, situation.residents, prefill)
+        backlog_s = prefill_backlog_s(params, situation.fleet, situation.residents, prefill)
+        lines = [
+            f"guard      would {'' if held else 'not '}be held: backlog of {situation.prefill_engines[prefill]} "
+            f"{backlog_s * 1e3:.1f} ms, allowed {params[HOLD_S] * 1e3:.1f} ms; {TIER_NAMES[held_tier(params, request)]}"
+        ]
+    if row is not None and row.waited_s is not None:
+        lines.append(f"guard      was held for {row.waited_s * 1e3:.1f} ms until this decision")
+    if request.held_ahead_tokens > 0.0:
+        lines.append(f"guard      {request.held_ahead_tokens:g} tokens held before it")
+    return lines
+
+
+def _choice_lines(chosen: Policy, decision: Decision, situation: Situation) -> list[str]:
     """What this artifact chooses, and for a row what was chosen and done."""
     row = situation.row
-    chosen = policy(row.policy if row is not None and row.policy in LEARNED_POLICIES else "rutter", artifact=artifact)
-    decision = chosen.decide(
-        situation.request, situation.fleet, situation.rotation, 0.0, NO_EXPLORATION, situation.residents
-    )
     prefill = "" if decision.prefill == NO_ENGINE else f" prefill {situation.prefill_engines[decision.prefill]},"
     decode = situation.decode_engines[decision.decode]
     reason = REASON_NAMES[decision.reason]

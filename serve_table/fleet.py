@@ -1,6 +1,6 @@
 """The fleet as the router knows it: which engines are up, and the work in flight on each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,6 +77,7 @@ class Reservation:
     Tokens are whole numbers, so that counters come back to exactly 0. committed_tokens: prompt and predicted
     output. prefill_tokens: uncached prompt tokens of a remote prefill. local_tokens: uncached prompt tokens on
     the decode engine; they count while it prefills. bound: the request among the residents, where they are kept.
+    on_prefill_returned: called when the prefill engine has less to do.
     """
 
     prefill: Engine | None
@@ -85,6 +86,7 @@ class Reservation:
     prefill_tokens: float
     local_tokens: float
     bound: BoundRequest | None = None
+    on_prefill_returned: Callable[[], None] | None = None
     _local_counted: float = 0.0
 
     def __post_init__(self) -> None:
@@ -105,6 +107,8 @@ class Reservation:
             engine.tokens -= self.prefill_tokens
             if self.bound is not None:
                 self.bound.prefill_returned()
+            if self.on_prefill_returned is not None:
+                self.on_prefill_returned()
 
     def begin_local_prefill(self) -> None:
         """The decode engine prefills this request itself."""

@@ -92,7 +92,7 @@ class Generation:
         record.slo_class = context.config.default_slo_class
         hints = read_hints(self._headers, context.config.default_slo_class)
         record.slo_class = hints.slo_class
-        admitted = admit(context, self._endpoint, fields, hints, record)
+        admitted = await admit(context, self._endpoint, fields, hints, self._headers, record)
         self._admitted = admitted
         handle = None
         if admitted.prefill is not None:

@@ -17,6 +17,7 @@ from serve_table.situation import NO_ENGINE, Fleet, Request
 OVERDUE = 0
 IN_TIME = 1
 LATE = 2
+TIER_NAMES = ("overdue", "in time", "late")
 """Tiers of held requests, in the order in which they go."""
 
 MAX_TRIED = 16

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from serve_table.engine_caches import EngineCaches
@@ -27,9 +28,17 @@ class ProbePolicy:
 
 
 class Health:
-    """Marks engines down and brings them back."""
+    """Marks engines down and brings them back. on_change: called after either."""
 
-    def __init__(self, fleet: EngineFleet, caches: EngineCaches, metrics: RouterMetrics, probes: ProbePolicy) -> None:
+    def __init__(
+        self,
+        fleet: EngineFleet,
+        caches: EngineCaches,
+        metrics: RouterMetrics,
+        probes: ProbePolicy,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_change = on_change
         self._fleet = fleet
         self._caches = caches
         self._metrics = metrics
@@ -58,6 +67,7 @@ class Health:
         engine.down_reason = str(error)
         self._caches.forget(engine.url)
         logger.warning("engine down: %s", error)
+        self._tell()
         self._tasks[engine] = asyncio.create_task(self._probe_until_up(engine, first=False))
 
     def mark_served(self, engine: Engine) -> None:
@@ -71,8 +81,13 @@ class Health:
             await asyncio.sleep(self._probes.interval_s)
         engine.up = True
         engine.down_reason = ""
+        self._tell()
         if not first:
             logger.warning("engine back: %s", engine.url)
+
+    def _tell(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
     async def _is_healthy(self, engine: Engine) -> bool:
         client = engine.client

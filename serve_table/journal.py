@@ -115,6 +115,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Where `fleet`'s cached tokens are from: KV events, the router's own index, or both; null in older rows."""
     residents: ResidentsRow | None = None
     """null where the policy does not decide by them."""
+    waited_s: float | None = None
+    """How long the request had been held in the router at the decision that stands; null where it never was."""
+    held_ahead_tokens: float | None = None
+    """Uncached prompt tokens of held requests that were to go before it at that decision; null without one."""
 
 
 class JournalWriter:

@@ -52,6 +52,17 @@ class RouterMetrics:
             buckets=_DECISION_BUCKETS + _LATENCY_BUCKETS[1:],
             registry=registry,
         )
+        self.held_ended = Counter("rutter_held_ended", "Requests held no longer, by why", ["reason"], registry=registry)
+        self.held_time = Histogram(
+            "rutter_held_seconds",
+            "Time that a request was held",
+            buckets=_DECISION_BUCKETS[6:] + _LATENCY_BUCKETS[1:],
+            registry=registry,
+        )
+
+    def watch_held(self, count: Callable[[], int]) -> None:
+        """A gauge of the held requests, read when scraped."""
+        Gauge("rutter_held_requests", "Requests held in the router", registry=self.registry).set_function(count)
 
     def watch_engines(self, engines: Sequence[tuple[str, str, Callable[[], float], Callable[[], float]]]) -> None:
         """Gauges of each engine, (url, role, is up, requests in flight), read when scraped."""

@@ -51,6 +51,7 @@ class Record:
     single_sequence: bool = True
     slo_class: int = 0
     admission: Admission | None = None
+    held: bool = False
     meter: AnswerMeter = field(default_factory=AnswerMeter)
 
     executed: ExecutedPath | None = None
@@ -97,7 +98,7 @@ class Record:
             slo_class=self.slo_class,
             prefill_engines=list(context.config.prefill_urls),
             decode_engines=list(context.config.decode_urls),
-            **_admission_columns(self.admission, context.config.hash_block_tokens),  # type: ignore[arg-type]
+            **_admission_columns(self.admission, self.held, context.config.hash_block_tokens),  # type: ignore[arg-type]
             executed=self.executed,
             executed_prefill_engine=self.executed_prefill_engine,
             executed_decode_engine=self.executed_decode_engine,
@@ -147,7 +148,7 @@ def _difference(end_s: float | None, start_s: float | None, dilation: float) -> 
     return None if end_s is None or start_s is None else (end_s - start_s) / dilation
 
 
-def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> dict[str, object]:
+def _admission_columns(admission: Admission | None, held: bool, hash_block_tokens: int) -> dict[str, object]:
     """The columns of what the decision saw; without a decision the request was refused before its features."""
     if admission is None:
         return {
@@ -169,6 +170,8 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
             "reason": None,
             "cached_tokens_source": None,
             "residents": None,
+            "waited_s": None,
+            "held_ahead_tokens": None,
         }
     request, decision = admission.request, admission.decision
     return {
@@ -193,6 +196,8 @@ def _admission_columns(admission: Admission | None, hash_block_tokens: int) -> d
         "propensity": None if decision is None else decision.propensity,
         "cached_tokens_source": admission.cached_tokens_source,
         "residents": None if admission.residents is None else ResidentsRow(*admission.residents),
+        "waited_s": request.waited_s if held else None,
+        "held_ahead_tokens": request.held_ahead_tokens,
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
 

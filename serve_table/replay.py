@@ -20,6 +20,8 @@ def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
         prefill_cached_tokens=seen.prefill_cached_tokens,
         decode_cached_tokens=seen.decode_cached_tokens,
         remote_allowed=row.remote_allowed,
+        waited_s=row.waited_s or 0.0,
+        held_ahead_tokens=row.held_ahead_tokens or 0.0,
     )
     fleet = Fleet(
         prefill_requests=seen.prefill_requests,

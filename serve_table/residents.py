@@ -32,11 +32,17 @@ class ResidentBook:
         return Residents(now_s, self._residents.prefill_since_s[:], self._residents.shares[:])
 
     def bind(
-        self, decode: int, prefill: int | None, slo_class: int, prompt_tokens: float, predicted_tokens: float
+        self,
+        decode: int,
+        prefill: int | None,
+        slo_class: int,
+        prompt_tokens: float,
+        predicted_tokens: float,
+        waited_s: float = 0.0,
     ) -> "BoundRequest":
-        """Take in a request that was just decided. prefill: the engine of a remote prefill."""
+        """Take in a request that was just decided. prefill: the engine of a remote prefill. waited_s: since it came."""
         now_s = self.clock()
-        bound = BoundRequest(self, decode, prefill, slo_class, prompt_tokens, predicted_tokens, now_s)
+        bound = BoundRequest(self, decode, prefill, slo_class, prompt_tokens, predicted_tokens, now_s - waited_s)
         self.requests[decode] += 1.0
         if prefill is not None:
             if self._prefill_requests[prefill] == 0:
@@ -72,9 +78,9 @@ class BoundRequest:
         slo_class: int,
         prompt_tokens: float,
         predicted_tokens: float,
-        now_s: float,
+        came_s: float,
     ) -> None:
-        self.deadline_s = now_s + ttft_target_s(book.params, slo_class, prompt_tokens)
+        self.deadline_s = came_s + ttft_target_s(book.params, slo_class, prompt_tokens)
         self._book = book
         self._decode: int | None = decode
         self._prefill = prefill

@@ -38,6 +38,8 @@ class Router:
         await self.context.health.start()
 
     async def stop(self) -> None:
+        if self.context.holding is not None:
+            self.context.holding.stop()
         await self.context.health.stop()
         if self.context.kv_subscriber is not None:
             await self.context.kv_subscriber.stop()

@@ -66,6 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-body-bytes", type=int, default=default.max_body_bytes)
     add("--hash-block-tokens", type=int, default=default.hash_block_tokens, help="block of the prefix index")
     add("--kv-tokens", type=int, help="KV budget of one engine; default: that of --hardware")
+    add(
+        "--max-hold-s", type=float, default=default.max_hold_s, help="longest hold of a request, where the policy holds"
+    )
+    add("--tenant-header", action="store_true", help="held requests take turns by x-rutter-tenant, not Authorization")
     add("--allow-admin", action="store_true", help="let clients call /reset_prefix_cache")
     add("--exit-with-stdin", action="store_true", help="end in good order when standard input closes, as by a starter")
     add("--log-level", default="warning", help=", ".join(LOG_LEVELS))
@@ -103,6 +107,8 @@ def build_router(args: argparse.Namespace) -> Router:
         allow_admin=args.allow_admin,
         prefill_kv_events=tuple(args.prefill_kv_events),
         decode_kv_events=tuple(args.decode_kv_events),
+        max_hold_s=args.max_hold_s,
+        tenant_header=args.tenant_header,
     )
     artifact: Artifact | None = load(args.artifact) if args.artifact is not None else None
     # A calibration is refused if it is damaged, whether it is needed or not.

@@ -59,6 +59,8 @@ class Bench:
         book = self.context.residents
         if book is not None and (any(book.requests) or any(book.seen().shares)):
             return False
+        if self.context.holding:
+            return False
         return all(e.requests == 0 and e.tokens == 0 and e.local_prefill_tokens == 0 for e in engines)
 
     async def until_idle(self) -> None:

@@ -9,7 +9,8 @@ from sample_artifact import sample_artifact
 from sample_row import sample_row
 
 from serve_table import explain
-from serve_table.artifact import save
+from serve_table.artifact import Artifact, save
+from serve_table.artifact_metadata import LearnedForm
 from serve_table.errors import ConfigError, JournalError
 from serve_table.harm import N_SHARE, Resident, Residents, renew_share
 from serve_table.journal import JournalWriter, ResidentsRow
@@ -84,6 +85,56 @@ def test_the_price_shows_what_every_engine_is_worth_and_the_harm(
     chosen = next(line for line in text.splitlines() if line.startswith("choice"))
     assert chosen.startswith(f"choice     {action}, ")
     assert f"decode {engine} (policy)" in chosen
+
+
+def guarded(form: LearnedForm, table_weight: float, hold_s: float) -> Artifact:
+    artifact = sample_artifact(form)
+    artifact.arrays["price"][-3:-1] = table_weight, hold_s
+    return artifact
+
+
+def test_the_table_s_weight_is_in_the_local_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for weight in (0.0, 0.25):
+        path = tmp_path / f"{weight}.safetensors"
+        save(guarded("price", weight, 0.0), path)
+        shown.append(explained(capsys, "--artifact", str(path), "--prompt-tokens", "1000"))
+    without, with_weight = shown
+    assert "action     remote\n" in with_weight
+    assert "with table" not in without
+    assert with_weight.count(" with table -0.2500") == 3
+    for name, value in prices(without).items():
+        assert prices(with_weight)[name] == pytest.approx(value - (0.25 if name.startswith("local") else 0.0))
+
+
+def test_the_guard_shows_whether_a_request_would_be_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "policy.safetensors"
+    flags = ("--artifact", str(path), "--prompt-tokens", "1000", "--prefill-pressure-tokens")
+    for form, hold_s, pressure_tokens, line in (
+        ("price", 0.0, "600", "off: this policy holds nothing"),
+        ("table", 0.02, "600", "off: this policy holds nothing"),
+        ("price", 0.02, "600", "would be held: backlog of prefill 0 36.3 ms, allowed 20.0 ms; in time"),
+        ("price", 0.04, "600", "would not be held: backlog of prefill 0 36.3 ms, allowed 40.0 ms; in time"),
+        ("price", 0.02, "60000", "would not be held: it prefills locally"),
+    ):
+        save(guarded(form, 0.25, hold_s), path)
+        assert f"guard      {line}\n" in explained(capsys, *flags, pressure_tokens)
+
+
+def test_the_guard_shows_that_a_row_was_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "policy.safetensors"
+    save(guarded("price", 0.0, 0.02), path)
+    writer = JournalWriter(tmp_path / "journal")
+    residents = ResidentsRow(0.0, [0.0, 0.0], [0.0] * 3 * N_SHARE)
+    for name, waited_s, ahead_tokens in (("held", 0.0375, 800.0), ("free", None, 0.0)):
+        row = sample_row(request_id=name, residents=residents, waited_s=waited_s, held_ahead_tokens=ahead_tokens)
+        writer.append(row)
+    writer.close()
+    flags = ("--artifact", str(path), "--journal", str(tmp_path / "journal"), "--request-id")
+    text = explained(capsys, *flags, "held")
+    assert "guard      was held for 37.5 ms until this decision\n" in text
+    assert "guard      800 tokens held before it\n" in text
+    assert "held " not in explained(capsys, *flags, "free").replace("be held", "")
 
 
 def test_busy_prefill_engines_and_inherited_cells_show(artifact: str, capsys: pytest.CaptureFixture[str]) -> None:

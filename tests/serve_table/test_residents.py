@@ -67,6 +67,11 @@ def test_a_request_without_its_first_token_is_lost_after_its_deadline(book: Resi
     assert not any(book.seen().shares)
 
 
+def test_the_deadline_counts_from_when_a_held_request_came(book: ResidentBook) -> None:
+    at_once, held = book.bind(0, 1, 0, 300.0, 100.0), book.bind(0, 1, 0, 300.0, 100.0, waited_s=0.05)
+    assert at_once.deadline_s - held.deadline_s == pytest.approx(0.05)
+
+
 def test_a_prefill_engine_is_known_to_work_since_its_first_leg_or_last_answer(book: ResidentBook, clock: Clock) -> None:
     first = book.bind(0, 1, 0, 300.0, 100.0)
     clock.now_s = 6.0
