@@ -153,10 +153,19 @@ def arrive(core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, r
         if held.size[0] > 0 or must_hold(routing.params, fleet, residents, chosen.prefill):
             held.queue[held.size[0]] = i
             held.size[0] += 1
-            held.uncached_tokens[i] = request.prompt_tokens - request.prefill_cached_tokens[chosen.prefill]
+            held.uncached_tokens[i] = _uncached_tokens(request)
             pump(core, load, outcome, fleet, state, routing, now_s)
             return
     _send(core, load, outcome, fleet, state, routing, i, request, chosen, now_s)
+
+
+@jit
+def _uncached_tokens(request: Request) -> float:
+    """Of its prompt, on the prefill engine that holds most of it."""
+    cached = 0.0
+    for tokens in request.prefill_cached_tokens:
+        cached = max(cached, tokens)
+    return request.prompt_tokens - cached
 
 
 @jit
@@ -217,6 +226,7 @@ def pump(core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, rou
         if must_hold(routing.params, fleet, residents, chosen.prefill):
             held.queue[k] = held.queue[tried]
             held.queue[tried] = i
+            held.uncached_tokens[i] = _uncached_tokens(request)
             ahead_tokens += held.uncached_tokens[i]
             tried += 1
         else:

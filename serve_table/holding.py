@@ -9,23 +9,18 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from serve_table.fleet import EngineFleet
-from serve_table.guard import must_hold, takes_more, takes_more_at_s
+from serve_table.guard import MAX_TRIED, must_hold, takes_more, takes_more_at_s
 from serve_table.harm import Residents
 from serve_table.held_queue import HeldQueue, HeldRequest
 from serve_table.metrics import RouterMetrics
 from serve_table.placement import count_up
-from serve_table.price_params import HOLD_S
 from serve_table.residents import ResidentBook
 from serve_table.situation import NO_ENGINE, Fleet, Request, features_of
 from serve_table.tenants import Tenant
 
-MOST_TRIED = 16
-"""Held requests that are decided again at a time, so that a long queue does not stop the router."""
 TIMER_SLACK_S = 1e-6
 """A backlog may be a rounding error too long at the very moment that it should be short enough."""
 LEAST_TIMER_S = 0.001
-LEAST_RETRY_S = 0.01
-"""Engine seconds, where an engine takes more but nobody who was tried goes there."""
 
 Reason = Literal["free", "local", "overdue", "no_prefill_engine", "cancelled", "failed"]
 """Why a request is held no longer: its prefill engine is nearly free, it is better off without one, it was held for the
@@ -124,7 +119,8 @@ class Holding:
         turn.tokens = _uncached_tokens(turn.arrival)
         turn.arrival.hold()
         self._queue.add(turn)
-        self._set_timer()
+        # Another engine than those that the others wait for may be free.
+        self.wake()
         try:
             await turn.came
         finally:
@@ -140,7 +136,7 @@ class Holding:
         any_up = count_up(self._fleet.snapshot().prefill_up) > 0
         ahead_tokens = 0.0
         for tried, turn in enumerate(self._queue.in_order(now_s)):
-            if (tried >= MOST_TRIED and any_up) or not self._takes_more():
+            if (tried >= MAX_TRIED and any_up) or not self._takes_more():
                 break
             if not self._try(turn, now_s, ahead_tokens, is_overdue=False):
                 ahead_tokens += turn.tokens
@@ -189,8 +185,6 @@ class Holding:
             return
         now_s = self._residents.clock()
         at_s = takes_more_at_s(self._params, self._fleet.snapshot(), self._residents.seen())
-        if at_s <= now_s:
-            at_s = now_s + max(self._params[HOLD_S], LEAST_RETRY_S)
         at_s = min(at_s, self._queue.first().since_s + self._max_hold_s) + TIMER_SLACK_S
         delay_s = max((at_s - now_s) * self._dilation, LEAST_TIMER_S)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._try_all)
