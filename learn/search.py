@@ -61,7 +61,9 @@ def search(
         begun_s = time.monotonic()
         points = asking.ask(min(max(jobs, 1), n_trials - tried))
         least = least_values(trials)
-        outcomes = Parallel(n_jobs=jobs, prefer="threads")(delayed(evaluate)(objective, point, least) for point in points)
+        outcomes = Parallel(n_jobs=jobs, prefer="threads")(
+            delayed(evaluate)(objective, point, least) for point in points
+        )
         took_s = (time.monotonic() - begun_s) / len(points)
         for point, outcome in zip(points, outcomes, strict=True):
             if not stored.add(stored_trial(space, point, outcome, took_s), n_trials, asking.known):

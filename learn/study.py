@@ -1,8 +1,8 @@
 """Optuna studies on disk that can be killed, resumed and shared.
 
 The stored study holds finished trials only, each written at once: a kill leaves no running trial behind, and the
-budget counts what is complete or was pruned. The default storage is a journal file under a kernel lock, which no death leaves
-behind; any Optuna storage URL works for several machines.
+budget counts what is complete or was pruned. The default storage is a journal file under a kernel lock, which no death
+leaves behind; any Optuna storage URL works for several machines.
 """
 
 import fcntl
