@@ -23,7 +23,8 @@ from synthetic_rows import journal_row, line_of, write_journal
 from learn.frame import clean_journal
 from learn.study import StoredStudy, count_complete
 from pipelines.stages import Run
-from pipelines.train import JOURNAL_TRAINING_SHARE, TrainConfig, journal_runs, study_digest, training_traces
+from pipelines.train import JOURNAL_TRAINING_SHARE, journal_runs, training_traces
+from pipelines.train_config import TrainConfig, study_digest
 from serve_table.artifact import load
 from serve_table.step_time import A40_3B
 
