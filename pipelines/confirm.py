@@ -141,10 +141,10 @@ def confirmation_of(
     front = front_from(run_.output_path(run_.latest("train"), "pareto"))
     own = candidate.digest()
     learned = {CANDIDATE: candidate}
-    for k, point in enumerate(sorted(front, key=lambda point: -point.value), 1):
+    for point in sorted(front, key=lambda point: -point.value):
         other = with_price(candidate, point.params)
         if len(learned) <= config.others and other.digest() != own:
-            learned[f"point {k} of the front"] = other
+            learned[f"point {len(learned)} of the front"] = other
     known = None if current is None else current.digest()
     new = {name: artifact for name, artifact in learned.items() if artifact.digest() != known}
     return Confirmation(trained, config, cluster, candidate, new, current, baseline, baselines, folder)

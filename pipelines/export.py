@@ -1,6 +1,6 @@
 """`rutter export`: judge the candidate on held-out traces against every baseline, and write the artifact.
 
-With `--confirm live` only what is better on the live cluster than what is there already is written (`pipelines.confirm`).
+With `--confirm live` only what is better on the live cluster than what is there already is written.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def export(run_: Run, stage: Stage, config: ExportConfig, path: Path) -> bool:
         outputs["confirmation"] = stage.folder / "confirmation.json"
         write_atomically(outputs["confirmation"], msgspec.json.format(msgspec.json.encode(verdict), indent=2))
         if verdict.chosen is None:
-            say(f"{path} is as it was")
+            say(f"{path} is as it was" if path.exists() else f"nothing was written to {path}")
             return False
         chosen = confirmation.learned[verdict.chosen]
         comparison = evaluate(chosen, trained, baselines, traces)
