@@ -212,6 +212,7 @@ def price_space() -> Space:
         "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
         "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
         "late_hold": FloatDistribution(1.5, 6.0),
+        "deadline_share": FloatDistribution(0.0, 1.0),
     }
 
 
@@ -227,6 +228,7 @@ def price_start() -> list[dict[str, Any]]:
         {"tpot_width": 0.06, "ttft_width": 0.12},
         {"harm_weight": 1.5, "step_factor": 1.0},
         {"hold_s": 0.01},
+        {"hold_s": 0.01, "deadline_share": 0.3},
         {"table_weight": 0.05},
     )
     return [start, *(start | other for other in others)]
