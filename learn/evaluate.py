@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,11 @@ class Bench:
 
     def runs(self, policy: Policy) -> list[Simulated]:
         """One run a trace; the draws of trace i are seeded by i, the same for every policy."""
-        return [
-            simulate(trace, self.topology, policy, self.slo, predicted, seed)
-            for seed, (trace, predicted) in enumerate(zip(self.traces, self.predicted, strict=True))
-        ]
+        return [self.run(policy, k) for k in range(len(self.traces))]
+
+    def run(self, policy: Policy, k: int) -> Simulated:
+        """The run on trace k alone."""
+        return simulate(self.traces[k], self.topology, policy, self.slo, self.predicted[k], k)
 
     def goodput(self, policy: Policy) -> Floats:
         """(n_traces,) goodput of a policy."""
@@ -81,10 +83,26 @@ def score(name: str, runs: Sequence[Simulated]) -> Score:
     )
 
 
-def mean_percentile(runs: Sequence[Simulated], column: str, q: float) -> float | None:
+class Measured(Protocol):
+    """A run, simulated or live, as figures are taken from it; percentiles are None where no request has that time."""
+
+    @property
+    def goodput(self) -> float: ...
+
+    @property
+    def ttft_s(self) -> Floats: ...
+
+    @property
+    def tpot_s(self) -> Floats: ...
+
+    def percentile(self, column: str, q: float) -> float | None: ...
+
+
+def mean_percentile(runs: Sequence[Measured], column: str, q: float) -> float | None:
     """Mean of the runs' percentiles; answers of one token alone have no TPOT."""
     found = [run.percentile(column, q) for run in runs if np.isfinite(getattr(run, column)).any()]
-    return float(np.mean(found)) if found else None
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 @dataclass(frozen=True)

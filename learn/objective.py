@@ -5,12 +5,12 @@ nothing of a policy. The spread of the differences is taken off, or the search w
 the traces (a robust objective in the sense of Beyer and Sendhoff 2007).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
-from learn.evaluate import mean_percentile
-from learn.simulation import Simulated
+from learn.evaluate import Measured, mean_percentile
 
 SPREAD_WEIGHT = 0.5
 """Standard deviations of the paired differences that are taken off their mean."""
@@ -24,28 +24,44 @@ GOODPUT_WORTH = 20.0
 """A lost point of goodput against a share of latency."""
 
 
-def goodput_difference(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+def goodput_difference(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
     """Mean of the paired differences in goodput less their spread; and less what a long tail costs."""
     paired = np.array([run.goodput - other.goodput for run, other in zip(runs, reference, strict=True)])
     spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
     return float(paired.mean()) - SPREAD_WEIGHT * spread - TAIL_WEIGHT * tail_excess(runs, reference)
 
 
-def tail_excess(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+def tail_excess(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
     """By what factor, in doublings, the P99 TTFT is beyond TAIL_LIMIT times the reference's; 0 where it is within."""
     ratio = percentile_ratio(runs, reference, "ttft_s", 99)
     return max(float(np.log2(ratio / TAIL_LIMIT)), 0.0)
 
 
-def latency_gain(runs: Sequence[Simulated], reference: Sequence[Simulated]) -> float:
+def latency_gain(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
     """How far P90 TTFT and P90 TPOT are below the reference's, as log ratios; worse goodput takes away from it."""
     ttft = percentile_ratio(runs, reference, "ttft_s", 90)
     tpot = percentile_ratio(runs, reference, "tpot_s", 90)
-    lost = max(-float(np.mean([run.goodput - other.goodput for run, other in zip(runs, reference, strict=True)])), 0.0)
-    return -float(np.log(ttft)) - TPOT_WORTH * float(np.log(tpot)) - GOODPUT_WORTH * lost
+    return -float(np.log(ttft)) - TPOT_WORTH * float(np.log(tpot)) - GOODPUT_WORTH * goodput_lost(runs, reference)
 
 
-def percentile_ratio(runs: Sequence[Simulated], reference: Sequence[Simulated], column: str, q: float) -> float:
+def tail_gain(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
+    """How far P99 TTFT is below the reference's, as a log ratio; worse goodput takes away from it."""
+    ratio = percentile_ratio(runs, reference, "ttft_s", 99)
+    return -float(np.log(ratio)) - GOODPUT_WORTH * goodput_lost(runs, reference)
+
+
+def goodput_lost(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
+    """By how much the mean goodput is below the reference's; 0 where it is not."""
+    return max(float(np.mean([other.goodput - run.goodput for run, other in zip(runs, reference, strict=True)])), 0.0)
+
+
+def percentile_ratio(runs: Sequence[Measured], reference: Sequence[Measured], column: str, q: float) -> float:
     """Mean percentile against the reference's; 1 where either has none, as answers of one token have no TPOT."""
     own, other = mean_percentile(runs, column, q), mean_percentile(reference, column, q)
     return own / other if own is not None and other is not None and other > 0.0 else 1.0
+
+
+OBJECTIVES: Mapping[str, Callable[[Sequence[Measured], Sequence[Measured]], float]] = MappingProxyType(
+    {"goodput": goodput_difference, "latency": latency_gain, "tail": tail_gain}
+)
+"""By name: what the search for the learned policies can maximise."""

@@ -12,6 +12,7 @@ from learn.regimes import Regimes
 from learn.simulation import Topology
 from learn.table import CompiledTable, Costs
 from serve_table import decision
+from serve_table.artifact import Artifact
 from serve_table.lookup import Table
 from serve_table.policy import DYNAMO_POLICIES, PlacementParams, Policy, policy
 from serve_table.price_params import PriceParams, price_constants
@@ -207,11 +208,18 @@ def price_space() -> Space:
         "local_weight": FloatDistribution(0.0, 0.2),
         "short_stay": FloatDistribution(0.0, 1.0),
         "step_factor": FloatDistribution(0.85, 1.1),
+        # In steps, so that the search can come back to exactly 0, which switches each off.
+        "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
+        "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
+        "late_hold": FloatDistribution(1.5, 6.0),
+        "deadline_share": FloatDistribution(0.0, 1.0),
     }
 
 
 def price_start() -> list[dict[str, Any]]:
-    """Tried first: the defaults, the same without the harm to others, and with sharper and wider probabilities."""
+    """Tried first: the defaults, which hold nothing and favour no table; the same without the harm to others, with
+    sharper and wider probabilities, with requests held, and with the table favoured.
+    """
     defaults = asdict(PriceParams())
     start = {name: defaults[name] for name in price_space()}
     others: tuple[dict[str, float], ...] = (
@@ -219,6 +227,9 @@ def price_start() -> list[dict[str, Any]]:
         {"tpot_width": 0.015, "ttft_width": 0.03},
         {"tpot_width": 0.06, "ttft_width": 0.12},
         {"harm_weight": 1.5, "step_factor": 1.0},
+        {"hold_s": 0.01},
+        {"hold_s": 0.01, "deadline_share": 0.3},
+        {"table_weight": 0.05},
     )
     return [start, *(start | other for other in others)]
 
@@ -227,3 +238,36 @@ def price_policy(params: Params, topology: Topology, slo: SloTargets, table: Tab
     """The price at one point, with the constants of a cluster and its targets, and the table that it may favour."""
     found = policy("price", {**price_constants(topology.profile, slo, topology.overhead_s), **params})
     return found if table is None else replace(found, table=table)
+
+
+def price_start_of(artifact: Artifact) -> list[dict[str, Any]]:
+    """An artifact's price as a point of the space."""
+    return [within(price_space(), asdict(artifact.price()))]
+
+
+def table_start_of(compiled: CompiledTable, artifact: Artifact) -> list[dict[str, Any]]:
+    """An artifact's placement, with each of the tables that are tried first; its clusters are not these ones.
+
+    None where it weighs nothing by prefill tokens or by decode requests, which the space does by definition.
+    """
+    given = PlacementParams(*artifact.params())
+    if given.prefill_token <= 0.0 or given.decode_request <= 0.0:
+        return []
+    scales = {"prefill": given.prefill_token, "decode": given.decode_request}
+    weights = {name: value / scales[name.partition("_")[0]] for name, value in asdict(given).items()}
+    space = table_space(compiled)
+    return [within(space, point | weights) for point in table_warm_start(compiled)]
+
+
+def within(space: Space, values: Params) -> dict[str, Any]:
+    """The values of the space's names, moved into its ranges and onto its steps."""
+    point = {}
+    for name, distribution in space.items():
+        value = values[name]
+        if isinstance(distribution, FloatDistribution):
+            if distribution.step is not None:
+                steps = round((value - distribution.low) / distribution.step)
+                value = distribution.low + steps * distribution.step
+            value = min(max(value, distribution.low), distribution.high)
+        point[name] = value
+    return point

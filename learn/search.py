@@ -8,28 +8,25 @@ share a study would so propose the same points; one that sees others store trial
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import optuna
 from joblib import Parallel, delayed
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
-from learn.study import Best, StoredStudy, best_of, count_complete, failure, first_line
+from learn.study import Best, StoredStudy, best_of, count_complete, count_failed, count_tried, failure, spent_s
+from learn.trials import Objective, Params, Space, evaluate, least_values, stored_trial
 from serve_table.errors import SearchError
-
-Space = Mapping[str, BaseDistribution]
-Params = Mapping[str, Any]
-Objective = Callable[[Params], float]
 
 SAMPLER = "TPE, multivariate"
 STARTUP_TRIALS = 24
 MIN_FAILED = 20
 MAX_FAILED_RATIO = 4
-"""With more failures since its start than MIN_FAILED, and than so many for each complete trial, a search gives up."""
+"""With more failures since its start than MIN_FAILED, and than so many for each trial that did not, it gives up."""
 
 
 def search(
@@ -42,38 +39,45 @@ def search(
     jobs: int = 1,
     warm_start: Sequence[Params] = (),
     on_trial: Callable[[int, float], None] | None = None,
+    limit_s: float = math.inf,
 ) -> Best:
-    """Run until the study has n_trials complete trials; returns its best.
+    """Run until n_trials of the study's trials are complete or pruned, or its time is spent; returns its best.
 
-    objective: higher is better; NaN, infinity or an exception fails the trial. warm_start: parameters tried first.
-    on_trial: told the number of complete trials and the best value after each. Raises SearchError where too much
-    fails, and where the study holds trials of another space.
+    objective: higher is better; NaN, infinity or an exception fails the trial. One that gives its value in stages is
+    stopped where a point is hopeless (`learn.trials`). warm_start: parameters tried first. on_trial: told the number of
+    trials and the best value after each. limit_s: of the time of all trials, which the study keeps: a resumed search
+    goes on with what is left, and several processes spend it together. With a limit the result depends on the machine.
+    Raises SearchError where too much fails, and where the study holds trials of another space.
     """
     asking = _Asking(dict(space), seed, warm_start)
     before = len(stored.trials())
     while True:
         trials = stored.trials()
         asking.learn(trials)
-        complete = count_complete(trials)
-        if complete >= n_trials:
+        tried = count_tried(trials)
+        if tried >= n_trials or (spent_s(trials) >= limit_s and count_complete(trials) > 0):
             return best_of(trials, n_trials)
-        require_some_complete(trials[before:])
-        points = asking.ask(min(max(jobs, 1), n_trials - complete))
-        values = Parallel(n_jobs=jobs, prefer="threads")(delayed(_evaluate)(objective, point) for point in points)
-        for point, (value, reason) in zip(points, values, strict=True):
-            if not stored.add(_finished(space, point, value, reason), n_trials, asking.known):
+        require_some_tried(trials[before:])
+        begun_s = time.monotonic()
+        points = asking.ask(min(max(jobs, 1), n_trials - tried))
+        least = least_values(trials)
+        outcomes = Parallel(n_jobs=jobs, prefer="threads")(
+            delayed(evaluate)(objective, point, least) for point in points
+        )
+        took_s = (time.monotonic() - begun_s) / len(points)
+        for point, outcome in zip(points, outcomes, strict=True):
+            if not stored.add(stored_trial(space, point, outcome, took_s), n_trials, asking.known):
                 continue
             asking.stored += 1
-            if value is not None and on_trial is not None:
+            if outcome.value is not None and on_trial is not None:
                 trials = stored.trials()
-                on_trial(count_complete(trials), best_of(trials).value)
+                on_trial(count_tried(trials), best_of(trials).value)
 
 
-def require_some_complete(trials: Sequence[FrozenTrial]) -> None:
+def require_some_tried(trials: Sequence[FrozenTrial]) -> None:
     """SearchError where so many of these trials failed that more would be in vain."""
-    complete = count_complete(trials)
-    failed = len(trials) - complete
-    if failed > max(MIN_FAILED, MAX_FAILED_RATIO * complete):
+    failed = count_failed(trials)
+    if failed > max(MIN_FAILED, MAX_FAILED_RATIO * count_tried(trials)):
         raise SearchError(f"{failed} of {len(trials)} trials failed, the last: {failure(trials)}")
 
 
@@ -127,19 +131,3 @@ class _Asking:
     def _sampler_seed(self) -> int:
         entropy = [self._seed, self.known] if self._salt is None else [self._seed, self.known, self._salt]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
-def _evaluate(objective: Objective, point: Params) -> tuple[float | None, str]:
-    try:
-        value = float(objective(point))
-    except Exception as error:  # noqa: BLE001 - a trial that fails must not end the study
-        return None, first_line(error)
-    return (value, "") if math.isfinite(value) else (None, f"the objective is {value}")
-
-
-def _finished(space: Space, point: Params, value: float | None, reason: str) -> FrozenTrial:
-    if value is None:
-        return create_trial(
-            state=TrialState.FAIL, params=dict(point), distributions=dict(space), user_attrs={"reason": reason}
-        )
-    return create_trial(params=dict(point), distributions=dict(space), value=value)

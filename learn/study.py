@@ -1,16 +1,16 @@
 """Optuna studies on disk that can be killed, resumed and shared.
 
 The stored study holds finished trials only, each written at once: a kill leaves no running trial behind, and the
-budget counts what is complete. The default storage is a journal file under a kernel lock, which no death leaves
-behind; any Optuna storage URL works for several machines.
+budget counts what is complete or was pruned. The default storage is a journal file under a kernel lock, which no death
+leaves behind; any Optuna storage URL works for several machines.
 """
 
 import fcntl
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +24,8 @@ from serve_table.errors import SearchError
 OPEN_ATTEMPTS = 5
 OPEN_PAUSE_S = 0.3
 SQLITE_TIMEOUT_S = 60
+TRIED = (TrialState.COMPLETE, TrialState.PRUNED)
+FINISHED = (*TRIED, TrialState.FAIL)
 
 
 class FileLock:
@@ -47,12 +49,19 @@ class FileLock:
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial of a study, and how many trials there are."""
+    """The best trial of a study, and how many trials there are. figures: what else its objective said of it."""
 
     params: dict[str, Any]
     value: float
     complete: int
     failed: int
+    pruned: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tried(self) -> int:
+        """What counts towards the budget."""
+        return self.complete + self.pruned
 
 
 class StoredStudy:
@@ -101,18 +110,18 @@ class StoredStudy:
 
     def trials(self) -> list[FrozenTrial]:
         """All finished trials in the order stored."""
-        return self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+        return self._study.get_trials(deepcopy=False, states=FINISHED)
 
     def add(self, trial: FrozenTrial, budget: int, known: int) -> bool:
         """Store a finished trial; whether it was stored.
 
-        Not stored where the budget of complete ones is spent, and where the same point is among the trials after
+        Not stored where the budget of tried ones is spent, and where the same point is among the trials after
         the first `known`: another process has been faster. A database on a server takes no lock of ours, so it can
         end up with one trial more for each further process; `best_of` leaves those out.
         """
         with self._alone():
             trials = self.trials()
-            if count_complete(trials) >= budget or any(other.params == trial.params for other in trials[known:]):
+            if count_tried(trials) >= budget or any(other.params == trial.params for other in trials[known:]):
                 return False
             self._study.add_trial(trial)
             return True
@@ -148,13 +157,37 @@ def count_complete(trials: Sequence[FrozenTrial]) -> int:
     return sum(trial.state == TrialState.COMPLETE for trial in trials)
 
 
+def count_tried(trials: Sequence[FrozenTrial]) -> int:
+    """Complete and pruned ones."""
+    return sum(trial.state in TRIED for trial in trials)
+
+
+def count_failed(trials: Sequence[FrozenTrial]) -> int:
+    return sum(trial.state == TrialState.FAIL for trial in trials)
+
+
+def spent_s(trials: Sequence[FrozenTrial]) -> float:
+    """Time that was spent on these trials, by whichever process and in however many calls."""
+    return sum(trial.duration.total_seconds() for trial in trials if trial.duration is not None)
+
+
 def best_of(trials: Sequence[FrozenTrial], n_trials: int | None = None) -> Best:
-    """The first trial of the highest value among the first n_trials complete ones; SearchError where there is none."""
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE][:n_trials]
+    """The first trial of the highest value among the complete ones of the first n_trials tried; SearchError where there
+    is none.
+    """
+    tried = [trial for trial in trials if trial.state in TRIED][:n_trials]
+    complete = [trial for trial in tried if trial.state == TrialState.COMPLETE]
     if not complete:
-        raise SearchError(f"no trial was completed, {len(trials)} failed, the last: {failure(trials)}")
+        raise SearchError(f"no trial was completed, {count_failed(trials)} failed, the last: {failure(trials)}")
     best = max(complete, key=lambda trial: trial.value if trial.value is not None else -math.inf)
-    return Best(dict(best.params), float(best.value or 0.0), len(complete), len(trials) - count_complete(trials))
+    return Best(
+        dict(best.params),
+        float(best.value or 0.0),
+        len(complete),
+        count_failed(trials),
+        len(tried) - len(complete),
+        dict(best.user_attrs),
+    )
 
 
 def failure(trials: Sequence[FrozenTrial]) -> str:

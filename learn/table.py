@@ -214,6 +214,13 @@ def build_artifact(
     return artifact
 
 
+def with_price(artifact: Artifact, price: Mapping[str, float]) -> Artifact:
+    """The same artifact with these learned parameters of the price, which policy 'rutter' is then; the others stay."""
+    learned = asdict(artifact.price()) | dict(price)
+    arrays = artifact.arrays | {"price": np.array([learned[name] for name in LEARNED_FIELDS], np.float64)}
+    return validated(Artifact(arrays, msgspec.structs.replace(artifact.metadata, policy="price", study="price")))
+
+
 def _arrays(
     compiled: CompiledTable,
     actions: npt.NDArray[np.generic],

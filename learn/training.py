@@ -1,6 +1,6 @@
-"""Training: journals in, a candidate policy out, with everything that was learned on the way."""
+"""Training: journals in; lengths, clusters, costs and the traces to search policies on out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,27 +12,11 @@ from learn.evaluate import Bench, bench_of
 from learn.frame import CleanFrame
 from learn.journal_trace import JournalTrace
 from learn.lengths import LengthError, LengthQuantiles, fit_lengths, held_out_error, predict_lengths
-from learn.policy_space import (
-    TablePoint,
-    baseline_policy,
-    baseline_space,
-    baseline_start,
-    price_policy,
-    price_space,
-    price_start,
-    table_point,
-    table_policy,
-    table_space,
-    table_warm_start,
-)
 from learn.resample import resampled
-from learn.search import Params, Space, search
 from learn.simulation import Topology
-from learn.study import Best, StoredStudy
 from learn.table import CompiledTable, compile_table
 from learn.trace import Trace, joined
-from serve_table.artifact_metadata import FEATURE_NAMES, LearnedForm
-from serve_table.policy import Policy
+from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
 
@@ -55,9 +39,6 @@ BASELINES = (
 MIN_RUN_ROWS = 50
 """A run with fewer rows tells nothing of the costs."""
 
-Step = Callable[[str, int], Callable[[int, float], None]]
-"""Begins a step of so many trials and returns what to tell of each: complete trials and best goodput."""
-
 Floats = npt.NDArray[np.float64]
 
 
@@ -71,24 +52,6 @@ class Learned:
     compiled: CompiledTable
     cost_fit: CostFit
     topology: Topology
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The best table, the best price and every baseline at its tuned parameters, with their goodput on the training
-    traces.
-    """
-
-    table: TablePoint
-    table_best: Best
-    price: Params
-    baselines: dict[str, Params]
-    training_goodput: dict[str, float]
-
-    @property
-    def form(self) -> LearnedForm:
-        """The better one of the two learned policies."""
-        return "price" if self.training_goodput["price"] > self.training_goodput["table"] else "table"
 
 
 def learn_from(
@@ -130,66 +93,3 @@ def training_bench(journaled: Sequence[Trace], learned: Learned, slo: SloTargets
         again = resampled(trace, seed * 1000 + k)
         traces.append(again.scaled_to(rate * LOAD_FACTORS[k % len(LOAD_FACTORS)]))
     return bench_of(traces, learned.topology, slo, learned.lengths.predictor())
-
-
-def search_policies(
-    bench: Bench,
-    learned: Learned,
-    study: Callable[[str], StoredStudy],
-    trials: int,
-    seed: int,
-    jobs: int,
-    step: Step,
-) -> Searched:
-    """Search the table's actions, placement and regime borders and the price's weights, and tune every baseline, each
-    with the same budget. study: of a policy's name.
-    """
-    kv_tokens = bench.topology.profile.kv_tokens
-    compiled = learned.compiled
-
-    def goodput(policy: Policy) -> float:
-        return float(bench.goodput(policy).mean())
-
-    table_best = search(
-        study("table"),
-        table_space(compiled),
-        lambda params: goodput(table_policy(compiled, table_point(compiled, params))),
-        trials,
-        seed=seed,
-        jobs=jobs,
-        warm_start=table_warm_start(compiled),
-        on_trial=step("search the table", trials),
-    )
-    price_best = search(
-        study("price"),
-        price_space(),
-        lambda params: goodput(price_policy(params, bench.topology, bench.slo)),
-        trials,
-        seed=seed,
-        jobs=jobs,
-        warm_start=price_start(),
-        on_trial=step("search the price", trials),
-    )
-    baselines: dict[str, Params] = {}
-    scores = {"table": table_best.value, "price": price_best.value}
-    for name in BASELINES:
-        space: Space = baseline_space(name)
-        if not space:
-            baselines[name] = {}
-            scores[name] = goodput(baseline_policy(name, {}, learned.cost_fit.costs, kv_tokens))
-            continue
-        best = search(
-            study(name),
-            space,
-            lambda params, name=name: goodput(  # type: ignore[misc]
-                baseline_policy(name, params, learned.cost_fit.costs, kv_tokens)
-            ),
-            trials,
-            seed=seed,
-            jobs=jobs,
-            warm_start=baseline_start(name),
-            on_trial=step(f"tune {name}", trials),
-        )
-        baselines[name] = best.params
-        scores[name] = best.value
-    return Searched(table_point(compiled, table_best.params), table_best, price_best.params, baselines, scores)

@@ -1,7 +1,8 @@
 """The command `rutter`: one subcommand a module, imported only when it is chosen.
 
-Exit status: 0 done; 1 something failed, in one line on standard error; 2 a flag or setting is wrong;
-130 interrupted; 141 the reader of the output left; 143 terminated. RUTTER_DEBUG=1 shows tracebacks.
+Exit status: 0 done; 1 something failed, in one line on standard error; 2 a flag or setting is wrong; 3 `export
+--confirm live` found nothing better and wrote nothing; 130 interrupted; 141 the reader of the output left; 143
+terminated. RUTTER_DEBUG=1 shows tracebacks.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""`rutter export`: judge the candidate on held-out traces against every baseline, and write the artifact."""
+"""`rutter export`: judge the candidate on held-out traces against every baseline, and write the artifact.
+
+With `--confirm live` only what is better on the live cluster than what is there already is written.
+"""
 
 import argparse
 import math
@@ -14,10 +17,12 @@ from learn.policy_space import baseline_policy
 from learn.resample import resampled
 from learn.table import costs_of_artifact, strict_score
 from learn.trace import Trace, joined
-from pipelines.stages import add_run_arguments, run_from
-from pipelines.train import Baselines, TrainConfig, journal_runs, training_end
+from pipelines.confirm import ConfirmConfig, add_confirm_arguments, confirm_config, confirmation_of, confirmed
+from pipelines.stages import Run, Stage, add_run_arguments, run_from
+from pipelines.train import journal_runs, training_end
+from pipelines.train_config import Baselines, TrainConfig
 from pipelines.workload_spec import HELD_OUT_SEED, held_out
-from serve_table.artifact import Artifact, load, save
+from serve_table.artifact import Artifact, load, save, write_atomically
 from serve_table.artifact_metadata import Score
 from serve_table.errors import ConfigError
 from serve_table.policy import policy
@@ -27,6 +32,8 @@ HELD_OUT_TRACES = 8
 LEARNED = ("table", "price")
 """The policies of an artifact; its metadata say which of them training found the better."""
 DEFAULT_PATH = Path("artifacts/rutter.safetensors")
+NOTHING_CONFIRMED = 3
+"""Exit status where the live confirmation says to keep what is there."""
 
 
 class ExportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +42,7 @@ class ExportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     candidate: str
     path: str
     held_out_traces: int
+    confirm: ConfirmConfig | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,42 +50,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--to", type=Path, default=DEFAULT_PATH, metavar="FILE", help="where the artifact goes (%(default)s)")
     add("--held-out", type=int, default=HELD_OUT_TRACES, metavar="N", help="held-out traces to judge on (%(default)s)")
+    add_confirm_arguments(parser, NOTHING_CONFIRMED)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, or say that it is done; the previous artifact stays until the new one is whole."""
     if args.held_out < 2:
         raise ConfigError(f"--held-out {args.held_out}: at least 2 traces are needed for an interval")
+    confirm = confirm_config(args)
     run_ = run_from(args)
     with run_.lock():
-        record = run_.latest("train")
-        candidate_path = run_.output_path(record, "candidate")
-        config = ExportConfig(record.outputs["candidate"].digest, str(args.to), args.held_out)
+        digest = run_.latest("train").outputs["candidate"].digest
+        config = ExportConfig(digest, str(args.to), args.held_out, confirm)
         stage = run_.begin("export", msgspec.to_builtins(config))
         if stage.record is not None:
-            print("export: already done, nothing has changed since")
-        else:
-            trained = msgspec.json.decode(record.config, type=TrainConfig)
-            baselines = msgspec.json.decode(run_.output_path(record, "baselines").read_bytes(), type=Baselines)
-            export(load(candidate_path), trained, baselines, args.to, args.held_out)
-            run_.finish("export", msgspec.to_builtins(config), {"artifact": args.to})
+            say("already done, nothing has changed since")
+        elif not export(run_, stage, config, args.to):
+            return NOTHING_CONFIRMED
         for line in summary(load(args.to), args.to):
             print(line)
     return 0
 
 
-def export(candidate: Artifact, trained: TrainConfig, baselines: Baselines, path: Path, n_traces: int) -> None:
-    """Evaluate the candidate and write it with its scores."""
-    traces, where = held_out_traces(trained, n_traces)
-    print(f"export: judging on {len(traces)} held-out traces ({where}), simulated with the fitted costs", flush=True)
-    comparison = evaluate(candidate, trained, baselines, traces)
-    metadata = msgspec.structs.replace(
-        candidate.metadata, held_out=[strict_score(score) for score in comparison.scores]
-    )
-    save(replace(candidate, metadata=metadata), path)
+def say(line: str) -> None:
+    print(f"export: {line}", flush=True)
+
+
+def export(run_: Run, stage: Stage, config: ExportConfig, path: Path) -> bool:
+    """Judge the candidate, confirm it where that is asked for, and write what is the best with its scores.
+
+    Returns whether anything was written: not where the confirmation says to keep what is there.
+    """
+    record = run_.latest("train")
+    trained = msgspec.json.decode(record.config, type=TrainConfig)
+    baselines = msgspec.json.decode(run_.output_path(record, "baselines").read_bytes(), type=Baselines)
+    chosen = load(run_.output_path(record, "candidate"))
+    traces, where = held_out_traces(trained, config.held_out_traces)
+    say(f"judging on {len(traces)} held-out traces ({where}), simulated with the fitted costs")
+    comparison = evaluate(chosen, trained, baselines, traces)
+    say_comparison(comparison, chosen)
+    outputs = {"artifact": path}
+    if config.confirm is not None:
+        confirmation = confirmation_of(
+            run_, stage.folder, trained, config.confirm, chosen, path, comparison.best_baseline, baselines, say
+        )
+        verdict = confirmed(confirmation, run_, say)
+        outputs["confirmation"] = stage.folder / "confirmation.json"
+        write_atomically(outputs["confirmation"], msgspec.json.format(msgspec.json.encode(verdict), indent=2))
+        if verdict.chosen is None:
+            say(f"{path} is as it was" if path.exists() else f"nothing was written to {path}")
+            return False
+        chosen = confirmation.learned[verdict.chosen]
+        comparison = evaluate(chosen, trained, baselines, traces)
+    held_out = [strict_score(score) for score in comparison.scores]
+    save(replace(chosen, metadata=msgspec.structs.replace(chosen.metadata, held_out=held_out)), path)
+    run_.finish("export", msgspec.to_builtins(config), outputs)
+    return True
+
+
+def say_comparison(comparison: Comparison, candidate: Artifact) -> None:
     sign = "better than" if comparison.low > 0 else "worse than" if comparison.high < 0 else "level with"
-    print(
-        f"export: the {candidate.metadata.policy} is {sign} the best baseline, {comparison.best_baseline}: goodput "
+    say(
+        f"the {candidate.metadata.policy} is {sign} the best baseline, {comparison.best_baseline}: goodput "
         f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}], paired over the traces"
     )
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,50 +9,30 @@ import msgspec
 from learn.compaction import compact
 from learn.frame import CleanFrame
 from learn.journal_trace import JournalTrace, journal_trace, left_out_reason, runs
+from learn.objective import OBJECTIVES
+from learn.policy_search import Searched
 from learn.search import SAMPLER
-from learn.study import StoredStudy
 from learn.table import SearchRecord, build_artifact, with_regimes
 from learn.trace import Trace
-from learn.training import Learned, Searched, learn_from, search_policies, training_bench
+from learn.training import Learned, learn_from, training_bench
 from pipelines.calibration_start import Start, calibration_line, digest_of_calibration, start_from
 from pipelines.collect import CollectConfig
 from pipelines.path_digest import digest_of_path
-from pipelines.progress import Progress
-from pipelines.stages import Run, Stage, add_run_arguments, canonical, digest_of_config, run_from
+from pipelines.stages import Run, Stage, add_run_arguments, run_from
+from pipelines.train_config import Baselines, TrainConfig
+from pipelines.train_search import front_json, searched_lines, searched_policies
 from pipelines.workload_spec import WorkloadSpec
 from serve_table.artifact import Artifact, save, write_atomically
+from serve_table.artifact import load as load_artifact
 from serve_table.calibration import Calibration
 from serve_table.calibration import load as load_calibration
 from serve_table.errors import ConfigError, RunError
 from serve_table.journal import JournalReader
-from serve_table.slo import SloTargets
 from serve_table.step_time import hardware_profile
 
 JOURNAL_WORKLOAD = "journal"
 JOURNAL_TRAINING_SHARE = 0.75
 """Of a journal whose workload is not known, the search sees this earlier part; the rest is held out."""
-
-
-class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides what is learned. journals: path to digest of its content. workload: what was
-    sent, where the run collected it itself. calibration: the file's digest."""
-
-    journals: dict[str, str]
-    hardware: str
-    cluster_kind: str | None
-    trials: int
-    jobs: int
-    seed: int
-    storage: str | None
-    workload: WorkloadSpec | None
-    calibration: str | None = None
-
-
-class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tuned parameters of every baseline, for the evaluation that export makes."""
-
-    params: dict[str, dict[str, float | str]]
-    training_goodput: dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calibration", type=Path, metavar="FILE", help="costs to start from, and SLO targets, of `rutter calibrate`")
     add("--cluster-kind", help="use rows of this kind of cluster only")
     add("--trials", type=int, default=300, help="trials of the search, and of each baseline's tuning (%(default)s)")
+    minutes = "for all searches together, whichever is spent first; the result depends on the machine's speed then"
+    add("--minutes", type=float, metavar="M", help=f"{minutes}. Kept across resumptions; default: no limit")
+    objective = "of the learned policies: %(default)s, latency profile or P99 TTFT against the tuned baselines"
+    add("--objective", choices=list(OBJECTIVES), default="goodput", help=objective)
+    add("--from", dest="start", type=Path, metavar="ARTIFACT", help="artifact whose parameters are tried first")
     add(
         "--jobs",
         type=int,
@@ -87,8 +71,11 @@ def run(args: argparse.Namespace) -> int:
     run_ = run_from(args)
     if args.trials < 1 or args.jobs < 1 or args.seed < 0:
         raise ConfigError("--trials and --jobs must be at least 1, --seed at least 0")
+    if args.minutes is not None and not 0.0 < args.minutes < float("inf"):
+        raise ConfigError(f"--minutes {args.minutes} must be above 0")
+    start = None if args.start is None else load_artifact(args.start)
     with run_.lock():
-        paths, config = config_from(args, run_)
+        paths, config = config_from(args, run_, start)
         stage = run_.begin("train", msgspec.to_builtins(config))
         if stage.record is not None:
             print(f"train: already done, candidate in {run_.output_path(stage.record, 'candidate')}")
@@ -96,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
         for change in stage.changes:
             print(f"train: training anew, {change}")
         calibration = None if args.calibration is None else load_calibration(args.calibration)
-        train(run_, stage, config, paths, calibration)
+        train(run_, stage, config, paths, calibration, start)
     return 0
 
 
-def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainConfig]:
+def config_from(args: argparse.Namespace, run_: Run, start: Artifact | None) -> tuple[list[Path], TrainConfig]:
     """The journals to read, and the configuration; those that the run collected where none are given."""
     workload: WorkloadSpec | None = None
     hardware = "a40-3b"
@@ -125,6 +112,9 @@ def config_from(args: argparse.Namespace, run_: Run) -> tuple[list[Path], TrainC
         storage=args.storage,
         workload=workload,
         calibration=None if args.calibration is None else digest_of_calibration(args.calibration),
+        objective=args.objective,
+        minutes=args.minutes,
+        start=None if start is None else start.digest(),
     )
 
 
@@ -135,9 +125,17 @@ def digest_of_journal(path: Path) -> str:
 
 
 def train(
-    run_: Run, stage: Stage, config: TrainConfig, paths: list[Path], calibration: Calibration | None = None
+    run_: Run,
+    stage: Stage,
+    config: TrainConfig,
+    paths: list[Path],
+    calibration: Calibration | None = None,
+    first: Artifact | None = None,
 ) -> None:
-    """Clean, fit, search, and leave a candidate artifact and the tuned baselines."""
+    """Clean, fit, search, and leave a candidate artifact, the price's front and the tuned baselines.
+
+    first: the artifact whose parameters the search tries first.
+    """
     start = start_from(config.hardware, calibration)
     slo = start.slo
     frame = compact(paths, stage.folder / "rows.parquet", cluster_kind=config.cluster_kind)
@@ -149,15 +147,19 @@ def train(
     learned = learn_from(frame, journals, start.profile, slo, config.seed, start.overhead_s)
     for line in learned_lines(learned):
         print(f"train: {line}", flush=True)
-    searched = searched_policies(stage, config, learned, journals, slo)
-    for name, goodput in sorted(searched.training_goodput.items(), key=lambda entry: -entry[1]):
-        print(f"train: training goodput {goodput:.3f} {name}")
+    bench = training_bench(training_traces(journals, config), learned, slo, config.seed)
+    searched = searched_policies(stage.folder, config, bench, learned, first)
+    for line in searched_lines(searched, config.objective):
+        print(f"train: {line}")
     candidate = stage.folder / "candidate.safetensors"
     save(artifact_of(frame, learned, searched, config, start, journals), candidate)
     baselines = stage.folder / "baselines.json"
     tuned = Baselines({name: dict(params) for name, params in searched.baselines.items()}, searched.training_goodput)
     write_atomically(baselines, msgspec.json.encode(tuned))
-    run_.finish("train", msgspec.to_builtins(config), {"candidate": candidate, "baselines": baselines})
+    front = stage.folder / "pareto.json"
+    write_atomically(front, front_json(searched.front))
+    outputs = {"candidate": candidate, "baselines": baselines, "pareto": front}
+    run_.finish("train", msgspec.to_builtins(config), outputs)
     print(f"train: done, candidate in {candidate}")
 
 
@@ -202,45 +204,6 @@ def learned_lines(learned: Learned) -> list[str]:
     return lines
 
 
-def searched_policies(
-    stage: Stage, config: TrainConfig, learned: Learned, journals: list[JournalTrace], slo: SloTargets
-) -> Searched:
-    """Search and tune, with progress; studies are stored, so a killed search continues."""
-    place = config.storage if config.storage is not None else stage.folder / "study.log"
-    prefix = f"train-{study_digest(config)} "
-    bars: list[Progress] = []
-
-    def step(what: str, trials: int) -> Callable[[int, float], None]:
-        for bar in bars:
-            bar.__exit__(None, None, None)
-        bars[:] = [Progress(what, total=trials, unit="trials").__enter__()]
-
-        def tell(complete: int, best: float) -> None:
-            bars[0].advance(complete - bars[0].done, goodput=best)
-
-        return tell
-
-    try:
-        return search_policies(
-            training_bench(training_traces(journals, config), learned, slo, config.seed),
-            learned,
-            lambda name: StoredStudy(place, f"{prefix}{name}"),
-            config.trials,
-            config.seed,
-            config.jobs,
-            step,
-        )
-    finally:
-        for bar in bars:
-            bar.__exit__(None, None, None)
-
-
-def study_digest(config: TrainConfig) -> str:
-    """Equal on all machines that share a search, whatever their cores, paths and budgets are."""
-    shared = msgspec.structs.replace(config, trials=0, jobs=0, storage=None, journals={})
-    return digest_of_config(canonical({"config": shared, "journals": sorted(config.journals.values())}))
-
-
 def artifact_of(
     frame: CleanFrame,
     learned: Learned,
@@ -255,7 +218,7 @@ def artifact_of(
         seed=config.seed,
         sampler=SAMPLER,
         search_jobs=config.jobs,
-        trials=searched.table_best.complete,
+        trials=searched.price_best.tried if searched.form == "price" else searched.table_best.tried,
         study=searched.form,
         held_out=(),
     )

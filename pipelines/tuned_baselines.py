@@ -7,7 +7,7 @@ import msgspec
 from learn.policy_space import baseline_params
 from learn.table import Costs
 from pipelines.stages import RUNS_FOLDER, Run
-from pipelines.train import Baselines
+from pipelines.train_config import Baselines
 from serve_table.errors import ConfigError
 from serve_table.step_time import hardware_profile
 

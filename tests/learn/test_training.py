@@ -1,38 +1,29 @@
-"""Training from journals whose truth is known: what is learned, on which load the search works, what it finds."""
+"""Training from journals whose truth is known: what is learned, and on which load the search works."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from simulated_journals import journal_of, profile_times, rows_of
 
 from learn.evaluate import Bench
 from learn.frame import CleanFrame, clean
 from learn.journal_trace import JournalTrace, journal_trace
-from learn.policy_space import price_policy, table_point, table_policy, table_warm_start
 from learn.simulation import Topology
-from learn.study import StoredStudy
 from learn.training import (
-    BASELINES,
     LOAD_FACTORS,
     MIN_RUN_ROWS,
     TRAIN_SEEDS,
     Learned,
-    Searched,
     learn_from,
-    search_policies,
     training_bench,
 )
 from pipelines.workloads import make_workload
-from serve_table.policy import PlacementParams
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
 SLO = targets_from_profile(A40_3B)
 TOPOLOGY = Topology(2, 4, profile_times(1.3, 0.7, 1.0), 0.002)
-TRIALS = 12
 
 
 @cache
@@ -49,20 +40,6 @@ def learned() -> Learned:
 
 def bench() -> Bench:
     return training_bench([run.trace for run in journaled()[1]], learned(), SLO, seed=3)
-
-
-def nothing_told(what: str, trials: int) -> Callable[[int, float], None]:
-    return lambda _complete, _best: None
-
-
-def searched(seed: int, step: Callable[[str, int], Callable[[int, float], None]] = nothing_told) -> Searched:
-    found: list[StoredStudy] = []
-
-    def study(name: str) -> StoredStudy:
-        found.append(StoredStudy(None, name))
-        return found[-1]
-
-    return search_policies(bench(), learned(), study, TRIALS, seed, 1, step)
 
 
 def test_a_journal_tells_lengths_clusters_costs_and_the_cluster_s_size() -> None:
@@ -111,45 +88,3 @@ def test_several_runs_make_one_longer_trace() -> None:
     trace = journaled()[1][0].trace
     found = training_bench([trace, replace(trace, name="again")], learned(), SLO, seed=0)
     assert {len(again) for again in found.traces} == {2 * len(trace)}
-
-
-def test_the_search_keeps_the_best_table_and_price_and_tunes_every_baseline() -> None:
-    steps: dict[str, list[int]] = {}
-
-    def step(what: str, trials: int) -> Callable[[int, float], None]:
-        assert trials == TRIALS
-        told = steps.setdefault(what, [])
-        return lambda complete, _best: told.append(complete)
-
-    found = searched(3, step)
-    compiled = learned().compiled
-    start = [
-        float(bench().goodput(table_policy(compiled, table_point(compiled, point))).mean())
-        for point in table_warm_start(compiled)[:TRIALS]
-    ]
-    assert found.table_best.value >= max(start)
-    assert found.table_best.complete == TRIALS
-    again = float(bench().goodput(table_policy(compiled, found.table)).mean())
-    assert again == pytest.approx(found.table_best.value)
-    assert isinstance(found.table.placement, PlacementParams)
-    priced = price_policy(found.price, bench().topology, bench().slo)
-    assert float(bench().goodput(priced).mean()) == pytest.approx(found.training_goodput["price"])
-    assert found.form == max(("table", "price"), key=lambda name: found.training_goodput[name])
-    assert set(found.training_goodput) == {"table", "price", *BASELINES}
-    assert set(found.baselines) == set(BASELINES)
-    assert all(0.0 <= value <= 1.0 for value in found.training_goodput.values())
-    assert found.baselines["round_robin"] == {}
-    assert set(steps) == {
-        "search the table",
-        "search the price",
-        *(f"tune {name}" for name in ("length_threshold", "dynamo_style", "class_aware", "marginal_cost")),
-    }
-    assert all(told == list(range(1, TRIALS + 1)) for told in steps.values())
-
-
-def test_f20_the_same_seed_finds_the_same() -> None:
-    first, second = searched(3), searched(3)
-    assert np.array_equal(first.table.actions, second.table.actions)
-    assert (first.table.placement, first.table.regimes) == (second.table.placement, second.table.regimes)
-    assert first.baselines == second.baselines
-    assert first.training_goodput == second.training_goodput

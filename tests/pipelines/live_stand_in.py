@@ -19,7 +19,7 @@ from pipelines.live_run import ClusterConfig, Engines, RunPolicy
 from pipelines.load_report import LoadReport, RequestRecord
 from pipelines.pacing import PacingReport
 from serve_table.artifact import load
-from serve_table.policy import policy
+from serve_table.policy import LEARNED_POLICIES, policy
 from serve_table.predictor import constant_predictor
 from serve_table.situation import ACTION_NAMES, REMOTE
 from serve_table.slo import targets_from_profile
@@ -88,7 +88,7 @@ class StandIn:
         self.calls.append("send")
         self.sent.append((trace.name, chosen.name, chosen.seed))
         learned = None if chosen.artifact is None else load(chosen.artifact)
-        decided = policy(chosen.name, chosen.params, learned if chosen.name == "table" else None)
+        decided = policy(chosen.name, chosen.params, learned if chosen.name in LEARNED_POLICIES else None)
         slo = targets_from_profile(A40_3B) if learned is None else learned.slo_targets()
         predictor = constant_predictor() if learned is None else learned.predictor()
         predicted = bench_of([trace], self.topology, slo, predictor).predicted[0]
@@ -130,9 +130,9 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Replaces engines, gates, cache resets, pace and load of `compare` and `saturate`."""
+    """Replaces engines, gates, cache resets, pace and load of `compare`, `saturate` and `export --confirm live`."""
     stand = StandIn()
-    for module in ("compare", "saturate"):
+    for module in ("compare", "saturate", "confirm"):
         monkeypatch.setattr(f"pipelines.{module}.engines_of", stand.engines_of)
     monkeypatch.setattr(policy_run, "gates", stand.gates)
     monkeypatch.setattr(policy_run, "reset_caches", stand.reset_caches)

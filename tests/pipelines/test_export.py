@@ -13,7 +13,8 @@ from small_runs import N_REQUESTS, TRAIN, Rutter, simulated_journal
 from learn.frame import clean_journal
 from pipelines.export import held_out_traces, score_lines
 from pipelines.stages import Run
-from pipelines.train import TrainConfig, journal_runs, training_traces
+from pipelines.train import journal_runs, training_traces
+from pipelines.train_config import TrainConfig
 from pipelines.workload_spec import requests_of
 from serve_table.artifact import MAX_BYTES, load
 from serve_table.artifact_metadata import Score

@@ -21,9 +21,11 @@ from small_runs import (
 from synthetic_rows import journal_row, line_of, write_journal
 
 from learn.frame import clean_journal
-from learn.study import StoredStudy, count_complete
+from learn.study import StoredStudy, count_tried
 from pipelines.stages import Run
-from pipelines.train import JOURNAL_TRAINING_SHARE, TrainConfig, journal_runs, study_digest, training_traces
+from pipelines.train import JOURNAL_TRAINING_SHARE, journal_runs, training_traces
+from pipelines.train_config import TrainConfig, study_digest
+from pipelines.train_search import front_from, front_lines
 from serve_table.artifact import load
 from serve_table.step_time import A40_3B
 
@@ -80,7 +82,7 @@ def test_train_works_on_a_database_which_several_machines_can_share(trained: Pat
     url = f"sqlite:///{trained.parent / 'study.db'}"
     assert rutter("train", "--run-dir", trained, *TRAIN, "--storage", url).status == 0
     names = optuna.get_all_study_names(url)
-    assert {name.partition(" ")[2] for name in names} == {
+    assert {name.split(" ")[1] for name in names} == {
         "table",
         "price",
         "length_threshold",
@@ -89,7 +91,7 @@ def test_train_works_on_a_database_which_several_machines_can_share(trained: Pat
         "marginal_cost",
     }
     for name in names:
-        assert count_complete(StoredStudy(url, name).trials()) == 10
+        assert count_tried(StoredStudy(url, name).trials()) == 10
     # Another machine, with more cores, finds the search done.
     ended = rutter("train", "--run-dir", trained, "--trials", "10", "--jobs", "3", "--storage", url)
     assert ended.status == 0
@@ -98,7 +100,9 @@ def test_train_works_on_a_database_which_several_machines_can_share(trained: Pat
 
 def test_a_study_is_shared_across_cores_paths_and_budgets_but_not_seeds() -> None:
     config = TrainConfig({"/a": "1f", "/b": "2e"}, "a40-3b", None, 300, 2, 0, None, None)
-    same = TrainConfig({"/x": "2e", "/y": "1f"}, "a40-3b", None, 600, 64, 0, "postgresql://h/d", None)
+    same = TrainConfig(
+        {"/x": "2e", "/y": "1f"}, "a40-3b", None, 600, 64, 0, "postgresql://h/d", None, minutes=5.0, start="3c"
+    )
     assert study_digest(config) == study_digest(same)
     assert study_digest(config) != study_digest(msgspec.structs.replace(config, seed=1))
     assert study_digest(config) != study_digest(msgspec.structs.replace(config, journals={"/a": "1f"}))
@@ -118,6 +122,40 @@ def test_a_journal_from_elsewhere_is_split_by_time(tmp_path: Path, rutter: Rutte
     # Another spelling of its path is the same journal.
     other = tmp_path / "run" / ".." / "journal"
     assert "already done" in rutter("train", "--run-dir", tmp_path / "run", "--journal", other, *TRAIN).out
+
+
+def test_train_leaves_the_front_and_says_what_its_ends_are(trained: Path, rutter: Rutter) -> None:
+    run = Run(trained)
+    front = front_from(run.output_path(run.latest("train"), "pareto"))
+    assert front == sorted(front, key=lambda point: -point.goodput)
+    lines = front_lines(front)
+    assert lines[0].startswith(f"{len(front)} points of the price that no other one beats")
+    assert [line.split(":")[0] for line in lines[1:]] == ["  highest goodput", "  lowest latency", "  shortest tail"]
+    assert f"goodput {front[0].goodput:.3f}, P90 TTFT {front[0].ttft_p90_ratio - 1.0:+.0%}" in lines[1]
+    ended = rutter("train", "--run-dir", trained, *TRAIN, "--objective", "latency")
+    assert ended.status == 0
+    assert "train: price: latency objective " in ended.out
+    assert "train: training goodput " in ended.out
+    # The front outlives the search that made it, as the candidate does.
+    assert front_from(run.output_path(run.latest("train"), "pareto")) != front
+
+
+def test_train_from_an_artifact_tries_its_parameters_first(trained: Path, rutter: Rutter) -> None:
+    first = candidate_in(trained)
+    ended = rutter("train", "--run-dir", trained, "--trials", "1", "--jobs", "1", "--from", first)
+    assert ended.status == 0, ended.error
+    again = load(candidate_in(trained)).price()
+    assert again == load(first).price()
+    missing = rutter("train", "--run-dir", trained, *TRAIN, "--from", trained / "none.safetensors")
+    assert (missing.status, "cannot read the artifact" in missing.only_line()) == (1, True)
+
+
+def test_train_ends_when_its_minutes_are_spent_and_says_so_when_it_is_done(trained: Path, rutter: Rutter) -> None:
+    words = ("train", "--run-dir", trained, *TRAIN, "--minutes", "0.00001")
+    ended = rutter(*words)
+    assert ended.status == 0, ended.error
+    assert load(candidate_in(trained)).metadata.trials == 1
+    assert "already done" in rutter(*words).out
 
 
 def test_runs_that_executed_nothing_and_torn_lines_do_not_stop_training(tmp_path: Path, rutter: Rutter) -> None:
@@ -205,6 +243,9 @@ def test_a_journal_that_is_not_there_is_named(tmp_path: Path, rutter: Rutter) ->
         ("--jobs", "0"),
         ("--seed", "-1"),
         ("--trials", "many"),
+        ("--minutes", "0"),
+        ("--minutes", "inf"),
+        ("--objective", "beauty"),
         ("--hardware", "h100"),
         ("--no-such-flag",),
         ("--run", "a/b"),
