@@ -16,7 +16,7 @@ from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, Events, drop_first_event, push_event
 from learn.kv_cache import cached_entries
 from learn.planned_steps import interrupt, settle_blocks
-from learn.residents import Bound, bind, renew_shares, residents_at, unbind
+from learn.residents import Bound, bind, leg_returned, renew_shares, residents_at, unbind
 from serve_table import decision, situation, step_time
 from serve_table.lookup import Table
 from serve_table.situation import Decision, Draws, Request
@@ -109,7 +109,8 @@ def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, req
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
     if policy == decision.PRICE:
-        bind(state.bound, fleet, i, chosen, load.arrival_s[i])
+        local_tokens = request.prompt_tokens - request.decode_cached_tokens[d]
+        bind(state.bound, fleet, i, chosen, local_tokens, load.arrival_s[i])
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
     if chosen.action == situation.REMOTE:
@@ -162,6 +163,8 @@ def _arrive(
         prefill_cached,
         decode_cached,
         True,
+        0.0,
+        0.0,
     )
     if policy == FORCED:
         chosen = Decision(outcome.action[i], outcome.prefill[i], outcome.decode[i], -1, -1, 1.0, 0)
@@ -206,8 +209,9 @@ def _complete(
             s = core.finished[e, k]
             i = s // 2
             fleet.prefill_requests[e] -= 1.0
-            state.bound.prefill_since_s[e] = engine.step_end_s
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
+            if policy == decision.PRICE:
+                leg_returned(state.bound, i, e, state.prefill_uncached[i], engine.step_end_s)
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
             push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
         return answered

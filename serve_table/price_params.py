@@ -9,9 +9,13 @@ from serve_table.step_time import A40_3B, HardwareProfile, step_time_s
 
 # Places of the fields of `PriceParams`; the step-time constants are the first five.
 FLOOR_S = 0
+TOKEN_S = 1
+KNEE_TOKENS = 2
 PREFILL_TOKEN_S = 3
+CONTEXT_TOKEN_S = 4
 HANDOFF_S = 5
 HANDOFF_TOKEN_S = 6
+N_CONSTANTS = 7
 OVERHEAD_S = 7
 KV_TOKENS = 8
 MAX_SEQUENCES = 9
@@ -33,6 +37,7 @@ STEP_FACTOR = 28
 TABLE_WEIGHT = 29
 HOLD_S = 30
 LATE_HOLD = 31
+ADAPT = 32
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -50,7 +55,8 @@ class PriceParams:
     proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
     table_weight: what the action that the table has for the request's cluster and regime is worth. Then the guard
     (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
-    late_hold: after how many of its TTFT targets a held request that is late anyway goes first.
+    late_hold: after how many of its TTFT targets a held request that is late anyway goes first. adapt: 1: the times
+    of steps and hand-offs are estimated anew from what is seen (`serve_table.self_calibration`); 0: they stay.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -85,6 +91,7 @@ class PriceParams:
     table_weight: float = 0.0
     hold_s: float = 0.0
     late_hold: float = 3.0
+    adapt: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):
