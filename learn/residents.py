@@ -33,9 +33,10 @@ class Bound(NamedTuple):
     """Per decode engine a linked list of its residents: first (n_decode,); the rest (n_requests,).
 
     told: tokens streamed when the share was last renewed. lost: 1 where the TTFT target was missed by then. own
-    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there. marks (n_requests * N_MARK,):
-    the engine when the share was last renewed. local_tokens (n_decode,): prefilled there so far, or bound to be.
-    returned_s (n_requests,): when its prefill leg came back.
+    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there. marks
+    (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
+    its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
+    its prefill leg was. found: what is told of the constants from all that.
     """
 
     first: Ints
@@ -47,6 +48,7 @@ class Bound(NamedTuple):
     sums: Any
     prefill_since_s: Any
     marks: Any
+    uncached_tokens: Any
     local_tokens: Any
     returned_s: Any
     found: SelfCalibration
@@ -64,16 +66,17 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any) -> Bo
         np.zeros(n_decode * harm.N_SHARE),
         np.zeros(n_prefill),
         np.zeros(n_requests * N_MARK),
+        np.zeros(n_requests),
         np.zeros(n_decode),
         np.zeros(n_requests),
-        SelfCalibration(
-            params,
-            params[: price_params.N_CONSTANTS].copy(),
-            np.zeros(self_calibration.N_SUMS),
-            np.zeros(n_decode),
-            np.zeros(n_prefill * self_calibration.N_RETURNED),
-        ),
+        _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
     )
+
+
+def _as_arrays(found: SelfCalibration, params: Any) -> SelfCalibration:
+    """The same with `params` themselves as the live ones."""
+    rest: list[Any] = [np.array(column, np.float64) for column in found[1:]]
+    return SelfCalibration(params, *rest)
 
 
 @jit
@@ -83,11 +86,12 @@ def residents_at(bound: Bound, now_s: float) -> Any:
 
 
 @jit
-def bind(bound: Bound, fleet: Any, i: int, chosen: Any, local_tokens: float, now_s: float) -> None:
-    """Take in request i that was just decided, before `fleet` counts it. local_tokens: to be prefilled if local."""
+def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, now_s: float) -> None:
+    """Take in request i that was just decided, before `fleet` counts it. uncached_tokens: on its decode engine."""
     d = chosen.decode
+    bound.uncached_tokens[i] = uncached_tokens
     if chosen.action == LOCAL:
-        bound.local_tokens[d] += local_tokens
+        bound.local_tokens[d] += uncached_tokens
     elif fleet.prefill_requests[chosen.prefill] == 0.0:
         bound.prefill_since_s[chosen.prefill] = now_s
         prefill_starts(bound.found, chosen.prefill, now_s)
@@ -179,7 +183,7 @@ def _renew(
         elapsed_s = now_s - outcome.first_token_s[i]
         waited_s = outcome.first_token_s[i] - load.arrival_s[i]
         lost = int(waited_s > ttft_target_s(params, load.slo_class[i], float(load.prompt_tokens[i])))
-        _observe(bound, load, outcome, d, i, float(streamed), told > 0, seen)
+        _observe(bound, outcome, d, i, float(streamed), told > 0, seen)
     bound.told[i] = streamed
     bound.lost[i] = lost
     resident = harm.Resident(
@@ -195,9 +199,7 @@ def _renew(
 
 
 @jit
-def _observe(
-    bound: Bound, load: Any, outcome: Any, d: int, i: int, streamed: float, told: bool, seen: Mark
-) -> None:
+def _observe(bound: Bound, outcome: Any, d: int, i: int, streamed: float, told: bool, seen: Mark) -> None:
     """What the window of request i since its last renewal, or its first token, tells of the constants."""
     at = i * N_MARK
     marks = bound.marks
@@ -208,7 +210,7 @@ def _observe(
     elif outcome.action[i] == REMOTE:
         bound_tokens = bound.sums[d * harm.N_SHARE + harm.CONTEXT]
         waited_s = outcome.first_token_s[i] - bound.returned_s[i]
-        observe_pull(bound.found, float(load.prompt_tokens[i]), bound_tokens, waited_s, now)
+        observe_pull(bound.found, bound.uncached_tokens[i], bound_tokens, waited_s, now)
     marks[at] = now.time_s
     marks[at + 1] = now.tokens
     marks[at + 2] = now.requests

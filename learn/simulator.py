@@ -109,8 +109,8 @@ def _reserve(load: Load, fleet: Any, state: State, i: int, chosen: Decision, req
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
     if policy == decision.PRICE:
-        local_tokens = request.prompt_tokens - request.decode_cached_tokens[d]
-        bind(state.bound, fleet, i, chosen, local_tokens, load.arrival_s[i])
+        uncached_tokens = request.prompt_tokens - request.decode_cached_tokens[d]
+        bind(state.bound, fleet, i, chosen, uncached_tokens, load.arrival_s[i])
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
     if chosen.action == situation.REMOTE:

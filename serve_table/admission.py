@@ -109,6 +109,8 @@ def admit(context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hin
             request.slo_class,
             request.prompt_tokens,
             request.predicted_output_tokens,
+            request.prompt_tokens - request.decode_cached_tokens[decode_index],
+            request.prompt_tokens - (request.prefill_cached_tokens[prefill_index] if prefill is not None else 0.0),
         )
     reservation = Reservation(
         prefill=prefill,

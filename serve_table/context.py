@@ -24,6 +24,7 @@ from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.prefix_index import PrefixIndex
+from serve_table.price_params import CONSTANT_NAMES
 from serve_table.residents import ResidentBook
 from serve_table.slo import LOOSE, SloTargets
 
@@ -159,6 +160,8 @@ class RouterContext:
         if policy.number == PRICE:
             n_prefill, n_decode = len(config.prefill_urls), len(config.decode_urls)
             self.residents = ResidentBook(policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation)
+            found = self.residents.found
+            self.metrics.watch_constants(CONSTANT_NAMES, found.live, found.known)
         self.metrics.watch_engines(
             [
                 (engine.url, engine.role, lambda e=engine: float(e.up), lambda e=engine: e.requests)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from serve_table.lookup import action_of, cluster_of, regime_of
 from serve_table.placement import decode_load, prefill_load
 from serve_table.policy import LEARNED_POLICIES, policy
 from serve_table.price import best_prefill, decode_values
-from serve_table.price_params import HARM_WEIGHT
+from serve_table.price_params import HARM_WEIGHT, with_constants
 from serve_table.replay import request_and_fleet, residents_of
 from serve_table.situation import (
     ACTION_NAMES,
@@ -174,7 +174,7 @@ def _candidate_lines(artifact: Artifact, situation: Situation, action: int) -> l
 
 def _price_lines(artifact: Artifact, situation: Situation) -> list[str]:
     """What the request is worth on every decode engine that may get it; the highest value is chosen."""
-    params = list(astuple(artifact.price()))
+    params = with_constants(astuple(artifact.price()), situation.residents.constants)
     heedless = [*params[:HARM_WEIGHT], 0.0, *params[HARM_WEIGHT + 1 :]]
     request, fleet, residents = situation.request, situation.fleet, situation.residents
     prefill, prefilled_s, prefill_tokens = NO_ENGINE, 0.0, 0.0

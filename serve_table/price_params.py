@@ -99,6 +99,9 @@ class PriceParams:
                 raise ConfigError(f"parameter {name!r} of policy 'price' must be greater than 0")
 
 
+CONSTANT_NAMES = tuple(field.name for field in fields(PriceParams))[:N_CONSTANTS]
+"""Of the times of steps and hand-offs, as metrics name them."""
+
 LEARNED_FIELDS = tuple(field.name for field in fields(PriceParams))[HARM_WEIGHT:]
 """Of `PriceParams`: what search finds, in their order; all before them is known."""
 
@@ -124,6 +127,11 @@ def price_constants(profile: HardwareProfile, slo: SloTargets, overhead_s: float
         "tight_ttft_per_prompt_token_s": slo.tight.ttft_per_prompt_token_s,
         "tight_tpot_s": slo.tight.tpot_s,
     }
+
+
+def with_constants(params: Sequence[float], constants: Sequence[float]) -> Sequence[float]:
+    """The price's params with these constants (N_CONSTANTS,) in place of their own, unless none are given."""
+    return [*constants, *params[N_CONSTANTS:]] if len(constants) > 0 else params
 
 
 def tpot_target_s(params: Sequence[float], slo_class: int) -> float:

@@ -72,9 +72,15 @@ class SelfCalibration(NamedTuple):
     returned: MutableSequence[float]
 
 
-def known_constants(params: Sequence[float]) -> Sequence[float]:
-    """Those of the price's params that are estimated."""
-    return params[:N_CONSTANTS]
+def new_self_calibration(params: Sequence[float], prefill_engines: int, decode_engines: int) -> SelfCalibration:
+    """Nothing was seen yet. params: the price's; they stay as they are."""
+    return SelfCalibration(
+        list(params),
+        list(params[:N_CONSTANTS]),
+        [0.0] * N_SUMS,
+        [0.0] * decode_engines,
+        [0.0] * (prefill_engines * N_RETURNED),
+    )
 
 
 class Mark(NamedTuple):
