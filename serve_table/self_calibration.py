@@ -33,10 +33,12 @@ MAX_FACTOR = 12.0
 
 KEPT = 0.999
 """Of what was seen before, at every new sample: about the last thousand count."""
+MAX_MOVE = 1.25
+"""By which one sample can move a constant: a single wild one does little, and nine make up for a factor of 7."""
 OUTLIER = 0.3
 """A sample that is further off than this, as a share, pulls no harder."""
 PRIOR_SCALE = 0.3
-PRIOR_APART = 0.02
+PRIOR_APART = 0.003
 """What the artifact's constants are worth, in samples: as a whole, and each against the others."""
 PRIOR_RATIO = 0.3
 LEAST_TOKENS = 8.0
@@ -107,6 +109,12 @@ def within(factor: float) -> float:
     return min(max(factor, 1.0 / MAX_FACTOR), MAX_FACTOR)
 
 
+def move(found: SelfCalibration, k: int, factor: float) -> None:
+    """Let a constant be the artifact's times a factor, but no further from what it was than one sample may move it."""
+    before, wanted = found.live[k], found.known[k] * factor
+    found.live[k] = min(max(wanted, before / MAX_MOVE), before * MAX_MOVE)
+
+
 def observe_window(found: SelfCalibration, engine: int, begin: Mark, end: Mark) -> None:
     """A resident's window between two renewals, unless prefills stretched it or it overlaps the engine's last one."""
     tokens = end.tokens - begin.tokens
@@ -160,7 +168,7 @@ def common_scale(found: SelfCalibration) -> float:
 
 def estimate_step(found: SelfCalibration) -> None:
     """Solve the normal equations; the prior of each constant is the artifact's times the common scale."""
-    live, known, sums = found.live, found.known, found.sums
+    sums = found.sums
     scale = common_scale(found)
     prior = PRIOR_APART / (scale * scale)
     a, b, c = sums[0] + prior, sums[1], sums[2]
@@ -178,11 +186,11 @@ def estimate_step(found: SelfCalibration) -> None:
         floor = within((x - b * token - c * context) / a)
         token = within((y - b * floor - e * context) / d)
         context = within((z - c * floor - e * token) / f)
-    live[FLOOR_S] = known[FLOOR_S] * floor
-    live[TOKEN_S] = known[TOKEN_S] * token
-    live[CONTEXT_TOKEN_S] = known[CONTEXT_TOKEN_S] * context
+    move(found, FLOOR_S, floor)
+    move(found, TOKEN_S, token)
+    move(found, CONTEXT_TOKEN_S, context)
     if sums[PREFILL_SAMPLES] == 0.0:
-        live[PREFILL_TOKEN_S] = known[PREFILL_TOKEN_S] * scale
+        move(found, PREFILL_TOKEN_S, scale)
 
 
 def prefill_starts(found: SelfCalibration, prefill: int, now_s: float) -> None:
@@ -216,9 +224,9 @@ def observe_prefill(found: SelfCalibration, tokens: float, busy_s: float) -> Non
     expected_s = steps * step_time_s(live, tokens / steps, 0.0)
     weight = outlier_weight(busy_s / expected_s - 1.0)
     share = known[PREFILL_TOKEN_S] * beyond / expected_s
-    observed = 1.0 - live[PREFILL_TOKEN_S] * beyond / expected_s
-    observed = busy_s / expected_s - observed
-    live[PREFILL_TOKEN_S] = known[PREFILL_TOKEN_S] * _ratio(sums, PREFILL, weight, share, observed)
+    # What of it is not floor and first tokens, which the decode engines tell of.
+    observed = (busy_s - expected_s + live[PREFILL_TOKEN_S] * beyond) / expected_s
+    move(found, PREFILL_TOKEN_S, ratio_after(sums, PREFILL, weight, share, observed))
     sums[PREFILL_SAMPLES] += 1.0
 
 
@@ -246,13 +254,13 @@ def observe_handoff(found: SelfCalibration, tokens: float, handoff_s: float, ste
         return
     whole_s = expected_s + steps_s
     weight = outlier_weight((handoff_s - expected_s) / whole_s)
-    ratio = _ratio(sums, HANDOFF, weight, known_s / whole_s, handoff_s / whole_s)
-    live[HANDOFF_S] = known[HANDOFF_S] * ratio
-    live[HANDOFF_TOKEN_S] = known[HANDOFF_TOKEN_S] * ratio
+    ratio = ratio_after(sums, HANDOFF, weight, known_s / whole_s, handoff_s / whole_s)
+    move(found, HANDOFF_S, ratio)
+    move(found, HANDOFF_TOKEN_S, ratio)
     sums[HANDOFF_SAMPLES] += 1.0
 
 
-def _ratio(sums: MutableSequence[float], at: int, weight: float, share: float, observed: float) -> float:
+def ratio_after(sums: MutableSequence[float], at: int, weight: float, share: float, observed: float) -> float:
     """The ratio of observed to known after one more sample."""
     sums[at] = KEPT * sums[at] + weight * share * share
     sums[at + 1] = KEPT * sums[at + 1] + weight * share * observed
