@@ -17,6 +17,7 @@ DECISION_SOURCES = (
     "placement.py",
     "price.py",
     "price_params.py",
+    "self_calibration.py",
     "situation.py",
     "step_time.py",
 )

@@ -7,16 +7,24 @@ import numpy.typing as npt
 
 from learn.compiled import compile_with_callees, jit
 from learn.core import DECODING, NONE, Core
-from learn.planned_steps import steps_begun
-from serve_table import harm, price_params
-from serve_table.situation import REMOTE
+from learn.planned_steps import end_of_steps_s, steps_begun
+from serve_table import harm, price_params, self_calibration
+from serve_table.self_calibration import Mark, SelfCalibration
+from serve_table.situation import LOCAL, REMOTE
 
 Ints = npt.NDArray[np.int64]
 
 renew_share = compile_with_callees(harm.renew_share)
 remove_share = compile_with_callees(harm.remove_share)
 ttft_target_s = compile_with_callees(price_params.ttft_target_s)
+observe_window = compile_with_callees(self_calibration.observe_window)
+observe_pull = compile_with_callees(self_calibration.observe_pull)
+prefill_starts = compile_with_callees(self_calibration.prefill_starts)
+prefill_returns = compile_with_callees(self_calibration.prefill_returns)
 
+N_MARK = len(Mark._fields)
+
+UNSEEN_TOKENS = self_calibration.UNSEEN
 UNSEEN = -1
 """In place of a count of tokens: the share has not been written yet."""
 
@@ -25,7 +33,10 @@ class Bound(NamedTuple):
     """Per decode engine a linked list of its residents: first (n_decode,); the rest (n_requests,).
 
     told: tokens streamed when the share was last renewed. lost: 1 where the TTFT target was missed by then. own
-    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there.
+    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there. marks
+    (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
+    its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
+    its prefill leg was. found: what is told of the constants from all that.
     """
 
     first: Ints
@@ -36,10 +47,15 @@ class Bound(NamedTuple):
     own: Any
     sums: Any
     prefill_since_s: Any
+    marks: Any
+    uncached_tokens: Any
+    local_tokens: Any
+    returned_s: Any
+    found: SelfCalibration
 
 
-def new_bound(n_requests: int, n_prefill: int, n_decode: int) -> Bound:
-    """Nobody is bound to any engine."""
+def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any) -> Bound:
+    """Nobody is bound to any engine. params: the price's, of which the constants will be estimated in place."""
     return Bound(
         np.full(n_decode, NONE),
         np.full(n_requests, NONE),
@@ -49,7 +65,18 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int) -> Bound:
         np.zeros(n_requests * harm.N_SHARE),
         np.zeros(n_decode * harm.N_SHARE),
         np.zeros(n_prefill),
+        np.zeros(n_requests * N_MARK),
+        np.zeros(n_requests),
+        np.zeros(n_decode),
+        np.zeros(n_requests),
+        _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
     )
+
+
+def _as_arrays(found: SelfCalibration, params: Any) -> SelfCalibration:
+    """The same with `params` themselves as the live ones."""
+    rest: list[Any] = [np.array(column, np.float64) for column in found[1:]]
+    return SelfCalibration(params, *rest)
 
 
 @jit
@@ -59,11 +86,15 @@ def residents_at(bound: Bound, now_s: float) -> Any:
 
 
 @jit
-def bind(bound: Bound, fleet: Any, i: int, chosen: Any, now_s: float) -> None:
-    """Take in request i that was just decided, before `fleet` counts it."""
-    if chosen.action == REMOTE and fleet.prefill_requests[chosen.prefill] == 0.0:
-        bound.prefill_since_s[chosen.prefill] = now_s
+def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, now_s: float) -> None:
+    """Take in request i that was just decided, before `fleet` counts it. uncached_tokens: on its decode engine."""
     d = chosen.decode
+    bound.uncached_tokens[i] = uncached_tokens
+    if chosen.action == LOCAL:
+        bound.local_tokens[d] += uncached_tokens
+    elif fleet.prefill_requests[chosen.prefill] == 0.0:
+        bound.prefill_since_s[chosen.prefill] = now_s
+        prefill_starts(bound.found, chosen.prefill, now_s)
     bound.next[i] = bound.first[d]
     if bound.first[d] != NONE:
         bound.previous[bound.first[d]] = i
@@ -84,17 +115,35 @@ def unbind(bound: Bound, i: int, d: int, n_requests: float) -> None:
 
 
 @jit
+def leg_returned(bound: Bound, i: int, p: int, tokens: float, now_s: float) -> None:
+    """The prefill leg of request i, of so many uncached tokens, is over."""
+    bound.prefill_since_s[p] = now_s
+    bound.returned_s[i] = now_s
+    prefill_returns(bound.found, p, tokens, now_s)
+
+
+@jit
 def renew_shares(core: Core, load: Any, outcome: Any, fleet: Any, bound: Bound, params: Any, now_s: float) -> None:
     """Renew the shares that the router would have renewed by now."""
     n_prefill = len(bound.prefill_since_s)
     for d in range(len(bound.first)):
         engine = core.engines[n_prefill + d]
-        steps = engine.step
+        steps = 0
+        token_s = engine.step_start_s
         if engine.busy == 1 and engine.planned_steps > 1:
-            steps += steps_begun(core, n_prefill + d, now_s) - 1
+            steps = steps_begun(core, n_prefill + d, now_s) - 1
+            if steps > 0:
+                token_s = end_of_steps_s(core, n_prefill + d, steps)
+        seen = Mark(
+            token_s,
+            float(engine.step + steps),
+            float(engine.decoding),
+            float(engine.context_tokens + steps * engine.decoding),
+            bound.local_tokens[d] if fleet.decode_prefill_tokens[d] == 0.0 else UNSEEN_TOKENS,
+        )
         i = bound.first[d]
         while i != NONE:
-            _renew(core, load, outcome, fleet, bound, params, now_s, d, i, steps)
+            _renew(core, load, outcome, fleet, bound, params, now_s, d, i, seen)
             i = bound.next[i]
 
 
@@ -109,13 +158,16 @@ def _renew(
     now_s: float,
     d: int,
     i: int,
-    steps: int,
+    seen: Mark,
 ) -> None:
-    """Renew one resident's share if it is new, streamed enough, had its first token, or lost its TTFT target."""
+    """Renew one resident's share if it is new, streamed enough, had its first token, or lost its TTFT target.
+
+    seen: its engine, with the number of its last step that is over in place of tokens.
+    """
     sequence = core.sequences[2 * i + 1]
     streamed = sequence.generated
     if sequence.state == DECODING:
-        streamed += steps - sequence.join_step
+        streamed += int(seen.tokens) - sequence.join_step
     told = bound.told[i]
     lost = bound.lost[i]
     elapsed_s = 0.0
@@ -131,6 +183,7 @@ def _renew(
         elapsed_s = now_s - outcome.first_token_s[i]
         waited_s = outcome.first_token_s[i] - load.arrival_s[i]
         lost = int(waited_s > ttft_target_s(params, load.slo_class[i], float(load.prompt_tokens[i])))
+        _observe(bound, outcome, d, i, float(streamed), told > 0, seen)
     bound.told[i] = streamed
     bound.lost[i] = lost
     resident = harm.Resident(
@@ -143,3 +196,23 @@ def _renew(
     )
     residents = residents_at(bound, now_s)
     renew_share(params, residents, d, fleet.decode_requests[d], resident, bound.own, i * harm.N_SHARE)
+
+
+@jit
+def _observe(bound: Bound, outcome: Any, d: int, i: int, streamed: float, told: bool, seen: Mark) -> None:
+    """What the window of request i since its last renewal, or its first token, tells of the constants."""
+    at = i * N_MARK
+    marks = bound.marks
+    now = Mark(seen.time_s, streamed, seen.requests, seen.context_tokens, seen.local_tokens)
+    if told:
+        begin = Mark(marks[at], marks[at + 1], marks[at + 2], marks[at + 3], marks[at + 4])
+        observe_window(bound.found, d, begin, now)
+    elif outcome.action[i] == REMOTE:
+        bound_tokens = bound.sums[d * harm.N_SHARE + harm.CONTEXT]
+        waited_s = outcome.first_token_s[i] - bound.returned_s[i]
+        observe_pull(bound.found, bound.uncached_tokens[i], bound_tokens, waited_s, now)
+    marks[at] = now.time_s
+    marks[at + 1] = now.tokens
+    marks[at + 2] = now.requests
+    marks[at + 3] = now.context_tokens
+    marks[at + 4] = now.local_tokens

@@ -42,7 +42,7 @@ def _reserve(
     """Count a request's work where it is bound, as the router does at the decision."""
     d = chosen.decode
     if policy == decision.PRICE:
-        bind(state.bound, fleet, i, chosen, now_s)
+        bind(state.bound, fleet, i, chosen, request.prompt_tokens - request.decode_cached_tokens[d], now_s)
     fleet.decode_requests[d] += 1.0
     fleet.decode_tokens[d] += load.prompt_tokens[i] + load.predicted_tokens[i]
     if chosen.action == situation.REMOTE:

@@ -164,17 +164,18 @@ def _run(
         np.random.default_rng(seed).random((n, 4)),
     )
     number = FORCED if policy is None else policy.number
+    params = np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64)
     state = State(
         new_events(2 * n + 2),
         np.full(n_engines, np.inf),
         np.zeros(n),
         np.zeros(n),
-        new_bound(n if number == decision.PRICE else 0, topology.prefill_engines, topology.decode_engines),
+        new_bound(n if number == decision.PRICE else 0, topology.prefill_engines, topology.decode_engines, params),
         nothing_held(n if number == decision.PRICE else 0),
     )
     routing = Routing(
         number,
-        np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64),
+        params,
         table_arrays(empty_table() if policy is None else policy.table),
         float(explore),
         float(topology.overhead_s),

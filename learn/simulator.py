@@ -13,7 +13,7 @@ from learn.core import HELD, Core
 from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, drop_first_event, push_event
 from learn.planned_steps import interrupt
-from learn.residents import unbind
+from learn.residents import leg_returned, unbind
 from learn.routing import arrive, pump
 from learn.run_state import Floats, Load, Outcome, Routing, State
 from serve_table import decision, situation, step_time
@@ -61,8 +61,9 @@ def _complete(
             s = core.finished[e, k]
             i = s // 2
             fleet.prefill_requests[e] -= 1.0
-            state.bound.prefill_since_s[e] = engine.step_end_s
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
+            if policy == decision.PRICE:
+                leg_returned(state.bound, i, e, state.prefill_uncached[i], engine.step_end_s)
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
             push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
         return answered

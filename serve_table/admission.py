@@ -161,23 +161,27 @@ class Arrival:
         context, request = self._context, self.request
         prefill = context.fleet.prefill[self.prefill] if self.prefill != NO_ENGINE else None
         decode = context.fleet.decode[self.decode]
+        tokens = request.prompt_tokens
+        prefill_tokens = tokens - (request.prefill_cached_tokens[self.prefill] if prefill is not None else 0.0)
+        local_tokens = tokens - request.decode_cached_tokens[self.decode]
         bound = None
         if context.residents is not None:
             bound = context.residents.bind(
                 self.decode,
                 self.prefill if prefill is not None else None,
                 request.slo_class,
-                request.prompt_tokens,
+                tokens,
                 request.predicted_output_tokens,
+                local_tokens,
+                prefill_tokens,
                 request.waited_s,
             )
-        tokens = request.prompt_tokens
         reservation = Reservation(
             prefill=prefill,
             decode=decode,
             committed_tokens=float(round(tokens + request.predicted_output_tokens)),
-            prefill_tokens=tokens - (request.prefill_cached_tokens[self.prefill] if prefill is not None else 0.0),
-            local_tokens=tokens - request.decode_cached_tokens[self.decode],
+            prefill_tokens=prefill_tokens,
+            local_tokens=local_tokens,
             bound=bound,
             on_prefill_returned=context.holding.wake if context.holding is not None else None,
         )

@@ -25,7 +25,7 @@ from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
 from serve_table.prefix_index import PrefixIndex
-from serve_table.price_params import HOLD_S
+from serve_table.price_params import CONSTANT_NAMES, HOLD_S
 from serve_table.residents import ResidentBook
 from serve_table.slo import LOOSE, SloTargets
 
@@ -165,6 +165,8 @@ class RouterContext:
         if policy.number == PRICE:
             n_prefill, n_decode = len(config.prefill_urls), len(config.decode_urls)
             self.residents = ResidentBook(policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation)
+            found = self.residents.found
+            self.metrics.watch_constants(CONSTANT_NAMES, found.live, found.known)
         self.holding: Holding | None = None
         if self.residents is not None and policy.params[HOLD_S] > 0.0:
             self.holding = Holding(self.fleet, self.residents, self.metrics, config.max_hold_s, config.dilation)

@@ -18,7 +18,7 @@ from serve_table.lookup import action_of, cluster_of, regime_of
 from serve_table.placement import decode_load, prefill_load
 from serve_table.policy import LEARNED_POLICIES, Policy, policy
 from serve_table.price import best_prefill, decode_values, prefill_backlog_s
-from serve_table.price_params import HARM_WEIGHT, HOLD_S, TABLE_WEIGHT
+from serve_table.price_params import HARM_WEIGHT, HOLD_S, TABLE_WEIGHT, with_constants
 from serve_table.replay import request_and_fleet, residents_of
 from serve_table.situation import (
     ACTION_NAMES,
@@ -188,7 +188,7 @@ def _price_lines(artifact: Artifact, situation: Situation, favoured: int) -> lis
 
     favoured: the table's action, for or against which the local value counts.
     """
-    params = list(astuple(artifact.price()))
+    params = with_constants(astuple(artifact.price()), situation.residents.constants)
     local_worth = params[TABLE_WEIGHT] if favoured == LOCAL else -params[TABLE_WEIGHT]
     heedless = [*params[:HARM_WEIGHT], 0.0, *params[HARM_WEIGHT + 1 :]]
     request, fleet, residents = situation.request, situation.fleet, situation.residents

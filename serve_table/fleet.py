@@ -115,6 +115,8 @@ class Reservation:
         if self.decode is not None and not self._local_counted:
             self._local_counted = self.local_tokens
             self.decode.local_prefill_tokens += self.local_tokens
+            if self.bound is not None:
+                self.bound.prefills_locally()
 
     def streamed(self, tokens: int) -> None:
         """So many tokens have come by now; with the first its prefill, if it was local, is over."""

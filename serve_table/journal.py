@@ -7,7 +7,7 @@ with its file and place.
 """
 
 import os
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -42,6 +42,8 @@ class ResidentsRow(msgspec.Struct, frozen=True):
     now_s: float
     prefill_since_s: MutableSequence[float]
     shares: MutableSequence[float]
+    constants: Sequence[float] = ()
+    """The price's as they were estimated then; empty in older rows, which were decided by the policy's own."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The router's own metrics. Labels come from closed sets only: nothing that a client sends becomes a label."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -79,9 +80,26 @@ class RouterMetrics:
         if views:
             self.registry.register(_KvCollector(views))
 
+    def watch_constants(self, names: Sequence[str], live: Sequence[float], known: Sequence[float]) -> None:
+        """Gauges of the price's constants, as estimated and against the artifact's, read when scraped."""
+        value = Gauge(
+            "rutter_constant", "The price's constants as estimated, in seconds", ["constant"], registry=self.registry
+        )
+        ratio = Gauge(
+            "rutter_constant_ratio", "The same as a share of what is known", ["constant"], registry=self.registry
+        )
+        for k, name in enumerate(names):
+            if known[k] > 0.0:
+                value.labels(name).set_function(partial(live.__getitem__, k))
+                ratio.labels(name).set_function(partial(_share, live, known, k))
+
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+def _share(values: Sequence[float], of: Sequence[float], k: int) -> float:
+    return values[k] / of[k]
 
 
 class _KvCollector(Collector):

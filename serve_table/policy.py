@@ -6,7 +6,7 @@ are frozen records whose fields, in order, are the `params` that the decision fu
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from serve_table.artifact import Artifact, digest_of, empty_table
 from serve_table.errors import ConfigError
 from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.lookup import Table
-from serve_table.price_params import PriceParams
+from serve_table.price_params import PriceParams, with_constants
 from serve_table.situation import Decision, Draws, Fleet, Request
 
 DYNAMO_POLICIES = ("isl_bounding", "prefill_load", "isl_or_load")
@@ -129,9 +129,10 @@ class Policy:
         residents: Residents = NO_RESIDENTS,
     ) -> Decision:
         """The decision; residents: only the price reads them."""
-        return decision.decide(
-            self.number, self.params, self.table, request, fleet, rotation, explore, draws, residents
-        )
+        params: Sequence[float] = self.params
+        if self.number == decision.PRICE:
+            params = with_constants(params, residents.constants)
+        return decision.decide(self.number, params, self.table, request, fleet, rotation, explore, draws, residents)
 
 
 def policy(name: str, given: Mapping[str, Any] | None = None, artifact: Artifact | None = None) -> Policy:

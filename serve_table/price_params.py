@@ -9,9 +9,13 @@ from serve_table.step_time import A40_3B, HardwareProfile, step_time_s
 
 # Places of the fields of `PriceParams`; the step-time constants are the first five.
 FLOOR_S = 0
+TOKEN_S = 1
+KNEE_TOKENS = 2
 PREFILL_TOKEN_S = 3
+CONTEXT_TOKEN_S = 4
 HANDOFF_S = 5
 HANDOFF_TOKEN_S = 6
+N_CONSTANTS = 7
 OVERHEAD_S = 7
 KV_TOKENS = 8
 MAX_SEQUENCES = 9
@@ -34,6 +38,7 @@ TABLE_WEIGHT = 29
 HOLD_S = 30
 LATE_HOLD = 31
 DEADLINE_SHARE = 32
+ADAPT = 33
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -53,6 +58,8 @@ class PriceParams:
     (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
     late_hold: after how many of its TTFT targets a held request that is late anyway goes first. deadline_share: how
     much of its TTFT target a held request's turn follows; 1: earliest deadline first, 0: first come, first served.
+    adapt: 1: the times of steps and hand-offs are estimated anew from what is seen (`serve_table.self_calibration`); 0:
+    they stay.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -88,12 +95,16 @@ class PriceParams:
     hold_s: float = 0.0
     late_hold: float = 3.0
     deadline_share: float = 1.0
+    adapt: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):
             if getattr(self, name) <= 0.0:
                 raise ConfigError(f"parameter {name!r} of policy 'price' must be greater than 0")
 
+
+CONSTANT_NAMES = tuple(field.name for field in fields(PriceParams))[:N_CONSTANTS]
+"""Of the times of steps and hand-offs, as metrics name them."""
 
 LEARNED_FIELDS = tuple(field.name for field in fields(PriceParams))[HARM_WEIGHT:]
 """Of `PriceParams`: what search finds, in their order; all before them is known."""
@@ -120,6 +131,11 @@ def price_constants(profile: HardwareProfile, slo: SloTargets, overhead_s: float
         "tight_ttft_per_prompt_token_s": slo.tight.ttft_per_prompt_token_s,
         "tight_tpot_s": slo.tight.tpot_s,
     }
+
+
+def with_constants(params: Sequence[float], constants: Sequence[float]) -> Sequence[float]:
+    """The price's params with these constants (N_CONSTANTS,) in place of their own, unless none are given."""
+    return [*constants, *params[N_CONSTANTS:]] if len(constants) > 0 else params
 
 
 def tpot_target_s(params: Sequence[float], slo_class: int) -> float:

@@ -38,7 +38,9 @@ def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
 def residents_of(row: Row) -> Residents:
     """The residents that the decision saw; nobody where it did not look at them."""
     seen = row.residents
-    return NO_RESIDENTS if seen is None else Residents(seen.now_s, seen.prefill_since_s, seen.shares)
+    if seen is None:
+        return NO_RESIDENTS
+    return Residents(seen.now_s, seen.prefill_since_s, seen.shares, seen.constants)
 
 
 def redecide(row: Row, policy: Policy) -> Decision:

@@ -1,23 +1,67 @@
-"""The residents as the router keeps them: each request bound to a decode engine, by the tokens it really streamed."""
+"""The residents as the router keeps them: each request bound to a decode engine, by the tokens it really streamed.
+
+What the price's constants really are is told from them as they stream (`serve_table.self_calibration`).
+"""
 
 from collections.abc import Callable, Sequence
 
-from serve_table.harm import N_SHARE, Resident, Residents, remove_share, renew_share
-from serve_table.price_params import ttft_target_s
+from serve_table.harm import (
+    N_SHARE,
+    RENEWED_AFTER_TOKENS,
+    Resident,
+    Residents,
+    context_tokens,
+    remove_share,
+    renew_share,
+)
+from serve_table.price_params import N_CONSTANTS, ttft_target_s
+from serve_table.self_calibration import (
+    UNSEEN,
+    Mark,
+    new_self_calibration,
+    observe_pull,
+    observe_window,
+    prefill_returns,
+    prefill_starts,
+)
+
+MEAN_LAG_TOKENS = RENEWED_AFTER_TOKENS / 2
+"""That a streaming resident has streamed since its share was last renewed."""
+
+
+class DecodeEngine:
+    """What is bound to one decode engine. streaming, streaming_tokens: residents that decode, their context as last
+    told. local_tokens: prefilled here so far, or bound to be; local_pending: requests that are being prefilled here.
+    """
+
+    def __init__(self) -> None:
+        self.streaming = 0.0
+        self.streaming_tokens = 0.0
+        self.local_tokens = 0.0
+        self.local_pending = 0
+
+    def mark(self, now_s: float, tokens: int) -> Mark:
+        """The engine as one of its residents has streamed so many tokens."""
+        context = self.streaming_tokens + MEAN_LAG_TOKENS * self.streaming
+        local_tokens = UNSEEN if self.local_pending > 0 else self.local_tokens
+        return Mark(now_s, float(tokens), self.streaming, context, local_tokens)
 
 
 class ResidentBook:
     """All requests in flight, per decode engine. Only the price needs one.
 
-    params: the price's. clock: in the engines' own seconds, so divided by the dilation.
+    params: the price's. clock: in the engines' own seconds, so divided by the dilation. The book's own `params` have
+    the constants as they are estimated now: whoever acts on the same engines should act on these.
     """
 
     def __init__(
         self, params: Sequence[float], prefill_engines: int, decode_engines: int, clock: Callable[[], float]
     ) -> None:
-        self.params = params
+        self.found = new_self_calibration(params, prefill_engines, decode_engines)
+        self.params: Sequence[float] = self.found.live
         self.clock = clock
         self.requests = [0.0] * decode_engines
+        self.engines = [DecodeEngine() for _ in range(decode_engines)]
         self._prefill_requests = [0] * prefill_engines
         self._residents = Residents(0.0, [0.0] * prefill_engines, [0.0] * (decode_engines * N_SHARE))
         self._waiting: dict[BoundRequest, None] = {}
@@ -29,7 +73,8 @@ class ResidentBook:
         for bound in late:
             del self._waiting[bound]
             bound.renew(0, now_s)
-        return Residents(now_s, self._residents.prefill_since_s[:], self._residents.shares[:])
+        residents = self._residents
+        return Residents(now_s, residents.prefill_since_s[:], residents.shares[:], self.params[:N_CONSTANTS])
 
     def bind(
         self,
@@ -38,15 +83,25 @@ class ResidentBook:
         slo_class: int,
         prompt_tokens: float,
         predicted_tokens: float,
+        decode_uncached_tokens: float | None = None,
+        prefill_uncached_tokens: float | None = None,
         waited_s: float = 0.0,
     ) -> "BoundRequest":
-        """Take in a request that was just decided. prefill: the engine of a remote prefill. waited_s: since it came."""
+        """Take in a request that was just decided. prefill: the engine of a remote prefill. Uncached: of the prompt, on
+        either engine; None: all of it. waited_s: since it came.
+        """
         now_s = self.clock()
-        bound = BoundRequest(self, decode, prefill, slo_class, prompt_tokens, predicted_tokens, now_s - waited_s)
+        resident = Resident(slo_class, prompt_tokens, predicted_tokens, 0.0, 0.0, False)
+        uncached_tokens = prompt_tokens if decode_uncached_tokens is None else decode_uncached_tokens
+        bound = BoundRequest(self, decode, prefill, resident, uncached_tokens, now_s - waited_s)
         self.requests[decode] += 1.0
-        if prefill is not None:
+        if prefill is None:
+            bound.prefills_locally()
+        else:
+            bound.leg_tokens = prompt_tokens if prefill_uncached_tokens is None else prefill_uncached_tokens
             if self._prefill_requests[prefill] == 0:
                 self._residents.prefill_since_s[prefill] = now_s
+                prefill_starts(self.found, prefill, now_s)
             self._prefill_requests[prefill] += 1
         self._waiting[bound] = None
         bound.renew(0, now_s)
@@ -62,9 +117,14 @@ class ResidentBook:
     def stop_waiting(self, bound: "BoundRequest") -> None:
         self._waiting.pop(bound, None)
 
-    def prefill_returned(self, prefill: int) -> None:
+    def prefill_returned(self, prefill: int, tokens: float, now_s: float) -> None:
         self._prefill_requests[prefill] -= 1
-        self._residents.prefill_since_s[prefill] = self.clock()
+        self._residents.prefill_since_s[prefill] = now_s
+        prefill_returns(self.found, prefill, tokens, now_s)
+
+    def pulled(self, decode: int, tokens: float, waited_s: float, mark: Mark) -> None:
+        """A remote request's first token has come, so long after its prefill leg."""
+        observe_pull(self.found, tokens, context_tokens(self._residents, decode), waited_s, mark)
 
 
 class BoundRequest:
@@ -75,18 +135,23 @@ class BoundRequest:
         book: ResidentBook,
         decode: int,
         prefill: int | None,
-        slo_class: int,
-        prompt_tokens: float,
-        predicted_tokens: float,
+        resident: Resident,
+        uncached_tokens: float,
         came_s: float,
     ) -> None:
-        self.deadline_s = came_s + ttft_target_s(book.params, slo_class, prompt_tokens)
+        self.deadline_s = came_s + ttft_target_s(book.params, resident.slo_class, resident.prompt_tokens)
+        self.leg_tokens = 0.0
         self._book = book
         self._decode: int | None = decode
         self._prefill = prefill
-        self._resident = Resident(slo_class, prompt_tokens, predicted_tokens, 0.0, 0.0, False)
+        self._resident = resident
+        self._uncached_tokens = uncached_tokens
         self._first_token_s: float | None = None
+        self._returned_s: float | None = None
         self._share = [0.0] * N_SHARE
+        self._mark: Mark | None = None
+        self._streaming_tokens = 0.0
+        self._local = False
 
     def renew(self, streamed_tokens: int, now_s: float) -> None:
         """Renew its share."""
@@ -104,26 +169,78 @@ class BoundRequest:
         if self._first_token_s is None:
             self._first_token_s = now_s
             self._book.stop_waiting(self)
+        if self._decode is not None:
+            self._observe(self._decode, tokens, now_s)
         self.renew(tokens, now_s)
+
+    def _observe(self, decode: int, tokens: int, now_s: float) -> None:
+        """What its window since the last call, or since its prefill leg, tells of the constants."""
+        book = self._book
+        engine = book.engines[decode]
+        pulled = not self._local
+        self._end_local_prefill()
+        if self._mark is None:
+            engine.streaming += 1.0
+        context = self._resident.prompt_tokens + tokens
+        engine.streaming_tokens += context - self._streaming_tokens
+        self._streaming_tokens = context
+        mark = engine.mark(now_s, tokens)
+        if self._mark is not None:
+            observe_window(book.found, decode, self._mark, mark)
+        elif pulled and self._returned_s is not None:
+            book.pulled(decode, self._uncached_tokens, now_s - self._returned_s, mark)
+        self._mark = mark
+
+    def prefills_locally(self) -> None:
+        """Its decode engine prefills it itself."""
+        if self._decode is not None and self._first_token_s is None and not self._local:
+            self._local = True
+            engine = self._book.engines[self._decode]
+            engine.local_tokens += self._uncached_tokens
+            engine.local_pending += 1
+
+    def _end_local_prefill(self) -> None:
+        if self._local and self._decode is not None:
+            self._local = False
+            self._book.engines[self._decode].local_pending -= 1
 
     def prefill_returned(self) -> None:
         """Its prefill leg is over, well or not."""
         prefill, self._prefill = self._prefill, None
         if prefill is not None:
-            self._book.prefill_returned(prefill)
+            self._returned_s = self._book.clock()
+            self._book.prefill_returned(prefill, self.leg_tokens, self._returned_s)
 
     def move_to(self, decode: int) -> None:
         """Another decode engine takes it over, before its first token."""
         if self._decode is not None:
+            local = self._local
+            self._release_engine(self._decode)
             self._book.leave(self._decode, self._share)
             self._book.requests[decode] += 1.0
             self._decode = decode
+            if local:
+                self.prefills_locally()
             self.renew(0, self._book.clock())
 
     def leave(self) -> None:
         """The request is over."""
         self.prefill_returned()
         self._book.stop_waiting(self)
+        if self._decode is not None:
+            self._release_engine(self._decode)
         decode, self._decode = self._decode, None
         if decode is not None:
             self._book.leave(decode, self._share)
+
+    def _release_engine(self, decode: int) -> None:
+        """Take it out of what its engine streams and prefills."""
+        self._end_local_prefill()
+        if self._mark is not None:
+            engine = self._book.engines[decode]
+            engine.streaming -= 1.0
+            engine.streaming_tokens = (
+                engine.streaming_tokens - self._streaming_tokens if engine.streaming > 0.0 else 0.0
+            )
+            self._mark = None
+            self._streaming_tokens = 0.0
