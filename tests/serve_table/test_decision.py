@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sample_artifact import sample_artifact
 
 from serve_table import placement, situation
+from serve_table.decision import PRICE, TABLE
 from serve_table.policy import POLICIES, DynamoParams, Policy, policy
 from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Decision, Draws, Fleet, Request
 
@@ -85,7 +86,7 @@ def test_decisions_are_deterministic_and_name_only_live_engines(
     else:
         assert decided.prefill == NO_ENGINE
     assert 0.0 < decided.propensity <= 1.0
-    assert (decided.cluster == NO_ENGINE) == (chosen.name != "table")
+    assert (decided.cluster == NO_ENGINE) == (chosen.number not in (TABLE, PRICE))
 
 
 @given(situations(), st.floats(0.01, 0.99), st.sampled_from(FIXED_CHOICE_POLICIES), unit)

@@ -14,6 +14,7 @@ from serve_table.artifact_metadata import LearnedForm
 from serve_table.errors import ConfigError, JournalError
 from serve_table.harm import N_SHARE, Resident, Residents, renew_share
 from serve_table.journal import JournalWriter, ResidentsRow
+from serve_table.price_params import LEARNED_FIELDS
 
 
 @pytest.fixture
@@ -89,7 +90,8 @@ def test_the_price_shows_what_every_engine_is_worth_and_the_harm(
 
 def guarded(form: LearnedForm, table_weight: float, hold_s: float) -> Artifact:
     artifact = sample_artifact(form)
-    artifact.arrays["price"][-3:-1] = table_weight, hold_s
+    for name, value in (("table_weight", table_weight), ("hold_s", hold_s)):
+        artifact.arrays["price"][LEARNED_FIELDS.index(name)] = value
     return artifact
 
 
