@@ -14,7 +14,7 @@ from small_runs import TRAIN, Ended, Rutter, simulated_journal
 from learn.objective import latency_gain
 from learn.simulation import Topology
 from learn.table import with_price
-from pipelines.confirm_verdict import Runs, Verdict, run_lines, verdict_lines, verdict_of
+from pipelines.confirm_verdict import Gain, Runs, Verdict, run_lines, verdict_lines, verdict_of
 from pipelines.export import NOTHING_CONFIRMED
 from pipelines.stages import Run
 from pipelines.workload_spec import HELD_OUT_SEED
@@ -167,7 +167,7 @@ def test_what_is_better_live_is_exported_with_its_scores_and_its_confirmation(
     trained: Path, rutter: Rutter, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def surely(runs: dict[str, Runs], learned: Sequence[str], *_: object) -> Verdict:
-        return Verdict("goodput", "x", (), learned[-1])
+        return Verdict("goodput", "x", (Gain(learned[-1], "x", 2, 0.1, 0.05, 0.15),), learned[-1])
 
     to = trained / "rutter.safetensors"
     to.write_bytes(b"of an older format")
