@@ -102,6 +102,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         f" over {gain.seeds} seeds"
         for gain in verdict.gains
     ]
+    if not any(gain.seeds >= 2 for gain in verdict.gains):
+        why = "too few runs count to confirm anything" if verdict.gains else "there is nothing new to confirm"
+        return [*lines, f"keep what you have: {why}"]
     if verdict.chosen is None:
         return [*lines, f"keep what you have: nothing is better than {verdict.opponent} beyond the interval"]
     return [*lines, f"confirmed: {verdict.chosen}"]

@@ -14,7 +14,7 @@ from small_runs import TRAIN, Ended, Rutter, simulated_journal
 from learn.objective import latency_gain
 from learn.simulation import Topology
 from learn.table import with_price
-from pipelines.confirm_verdict import Runs, Verdict, run_lines, verdict_lines, verdict_of
+from pipelines.confirm_verdict import Gain, Runs, Verdict, run_lines, verdict_lines, verdict_of
 from pipelines.export import NOTHING_CONFIRMED
 from pipelines.stages import Run
 from pipelines.workload_spec import HELD_OUT_SEED
@@ -77,6 +77,9 @@ def test_runs_that_do_not_count_confirm_nothing() -> None:
     runs: dict[str, Runs] = {"new": runs_of(0.9, None, 0.9), "baseline": runs_of(0.5, 0.5, None)}
     (gain,) = judged(runs, ["new"], ["baseline"]).gains
     assert (gain.seeds, gain.confirmed) == (1, False)
+    assert verdict_lines(judged(runs, ["new"], ["baseline"]))[-1] == (
+        "keep what you have: too few runs count to confirm anything"
+    )
     (none,) = judged(runs | {"new": runs_of(None, None, None)}, ["new"], ["baseline"]).gains
     assert (none.seeds, none.gain, none.confirmed) == (0, 0.0, False)
     assert run_lines({"new": runs_of(None)}) == ["  new  no run counts"]
@@ -145,7 +148,7 @@ def test_nothing_better_keeps_the_exported_artifact_and_says_so_by_its_status(
     # What is there already is the candidate itself, so there is nothing new to run.
     ended = export(rutter, trained, to, "--confirm-others", "0")
     assert ended.status == NOTHING_CONFIRMED
-    assert "export: keep what you have: nothing is better than " in ended.out
+    assert "export: keep what you have: there is nothing new to confirm" in ended.out
     assert f"export: {to} is as it was\n" in ended.out
     assert (to.read_bytes(), to.stat().st_mtime_ns) == before
     assert "the candidate" not in {
@@ -164,7 +167,7 @@ def test_what_is_better_live_is_exported_with_its_scores_and_its_confirmation(
     trained: Path, rutter: Rutter, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def surely(runs: dict[str, Runs], learned: Sequence[str], *_: object) -> Verdict:
-        return Verdict("goodput", "x", (), learned[-1])
+        return Verdict("goodput", "x", (Gain(learned[-1], "x", 2, 0.1, 0.05, 0.15),), learned[-1])
 
     to = trained / "rutter.safetensors"
     to.write_bytes(b"of an older format")
