@@ -1,0 +1,129 @@
+"""One price for several workloads: every point of the search is judged on all of them, against each one's baselines.
+
+A point that is far behind the best so far after some of the traces is not run on the others; its value is then the
+best's with the difference so far, which leaves it behind. What is compared is the same traces at any time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from learn.evaluate import Bench
+from learn.objective import latency_gain, tail_excess
+from learn.policy_space import Params, Space, price_policy, price_space, price_start
+from learn.search import search
+from learn.simulation import Simulated, simulate
+from learn.study import Best, StoredStudy, best_of, count_complete
+from serve_table.policy import Policy
+
+WORST_WEIGHT = 0.5
+"""Of the worst workload beside the mean of all, so that none pays for the others."""
+TAIL_COST = 0.1
+"""Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
+HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.04, 3: 0.02})
+"""After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
+
+NO_TABLE = ("table_weight",)
+"""Learned of the price only where there is a table to favour."""
+
+
+@dataclass(frozen=True)
+class JointCell:
+    """A workload's part of a joint search. bench: the traces that are searched on, with lengths as the one predictor
+    says. best, dynamo: on the same traces the runs of the workload's best tuned baseline and of tuned Dynamo-style,
+    each with what it was tuned with.
+    """
+
+    bench: Bench
+    best: Sequence[Simulated]
+    dynamo: Sequence[Simulated]
+
+
+Gain = Callable[[JointCell, Sequence[Simulated]], float]
+
+
+def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
+    """Mean difference in goodput to the best baseline, less what a tail much longer than Dynamo-style's costs.
+
+    runs: of the cell's first traces. The spread between traces is not taken off as for a single workload: they are of
+    different loads, and a gain that grows with the load is no worse for it.
+    """
+    paired = [run.goodput - other.goodput for run, other in zip(runs, cell.best, strict=False)]
+    return float(np.mean(paired)) - TAIL_COST * tail_excess(runs, cell.dynamo[: len(runs)])
+
+
+def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
+    """`latency_gain` against tuned Dynamo-style on the cell's first traces."""
+    return latency_gain(runs, cell.dynamo[: len(runs)])
+
+
+GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
+"""What is learned for, by the objective's name."""
+
+
+def joint_space() -> Space:
+    """What is learned of the price for several workloads."""
+    return {name: distribution for name, distribution in price_space().items() if name not in NO_TABLE}
+
+
+def joint_start() -> list[Params]:
+    """Tried first."""
+    return [{name: value for name, value in point.items() if name not in NO_TABLE} for point in price_start()]
+
+
+class JointObjective:
+    """The value of a point over all cells: the mean of their gains and, weighted, the least of them.
+
+    Remembers how the best point so far stood after each trace, to give up hopeless ones.
+    """
+
+    def __init__(self, cells: Sequence[JointCell], gain: Gain) -> None:
+        self._cells = cells
+        self._gain = gain
+        self._leader: list[float] = []
+
+    def policy(self, params: Params) -> Policy:
+        """The price at a point; engines and targets are the same in all cells."""
+        bench = self._cells[0].bench
+        return price_policy(params, bench.topology, bench.slo)
+
+    def __call__(self, params: Params) -> float:
+        policy = self.policy(params)
+        runs: list[list[Simulated]] = [[] for _ in self._cells]
+        values: list[float] = []
+        for k in range(len(self._cells[0].bench.traces)):
+            for cell, found in zip(self._cells, runs, strict=True):
+                found.append(run_of(cell.bench, policy, k))
+            values.append(self._value(runs))
+            if self._leader and values[k] < self._leader[k] - HOPELESS.get(k + 1, np.inf):
+                return self._leader[-1] + values[k] - self._leader[k]
+        if not self._leader or values[-1] > self._leader[-1]:
+            self._leader = values
+        return values[-1]
+
+    def _value(self, runs: Sequence[Sequence[Simulated]]) -> float:
+        gains = [self._gain(cell, found) for cell, found in zip(self._cells, runs, strict=True)]
+        return float(np.mean(gains)) + WORST_WEIGHT * min(gains)
+
+
+def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:
+    """The run of a bench's trace k."""
+    return simulate(bench.traces[k], bench.topology, policy, bench.slo, bench.predicted[k], k)
+
+
+def search_jointly(
+    cells: Sequence[JointCell],
+    objective: str,
+    study: StoredStudy,
+    n_trials: int,
+    seed: int,
+    on_trial: Callable[[int, float], None] | None = None,
+) -> Best:
+    """The best price for all cells, which have the same number of traces, after n_trials. objective: of GAINS."""
+    value = JointObjective(cells, GAINS[objective])
+    trials = study.trials()
+    if 0 < count_complete(trials) < n_trials:
+        value(best_of(trials).params)
+    return search(study, joint_space(), value, n_trials, seed=seed, warm_start=joint_start(), on_trial=on_trial)
