@@ -55,7 +55,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"price for {len(self.cells)} workloads {digest_of_config(canonical(msgspec.to_builtins(self)))}"
 
 
-def stage_name_of(policy: str, topology: Topology) -> str:
+def stage_name_of(policy: str, topology: Topology | str) -> str:
     return f"policy-{topology}-{policy}"
 
 
