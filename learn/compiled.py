@@ -11,6 +11,7 @@ import numba
 
 DECISION_SOURCES = (
     "decision.py",
+    "guard.py",
     "harm.py",
     "lookup.py",
     "placement.py",
@@ -30,8 +31,8 @@ def _sources_digest() -> str:
     texts = {source: source.read_bytes() for source in sorted(root.glob("*.py"))}
     digest = hashlib.sha256(numba.__version__.encode())
     for source, text in texts.items():
-        # core.py has the constants and layouts that compiled functions freeze.
-        if b"learn.compiled" in text or source.name == "core.py":
+        # These have the constants and layouts that compiled functions freeze.
+        if b"learn.compiled" in text or source.name in ("core.py", "run_state.py"):
             digest.update(text)
     for name in DECISION_SOURCES:
         digest.update((root.parent / "serve_table" / name).read_bytes())

@@ -10,7 +10,9 @@ from learn.core import new_core
 from learn.decision_arrays import new_fleet, table_arrays
 from learn.events import new_events
 from learn.residents import new_bound
-from learn.simulator import FORCED, Floats, Ints, Load, Outcome, State, run
+from learn.routing import FORCED
+from learn.run_state import Floats, Ints, Load, Outcome, Routing, State, nothing_held
+from learn.simulator import run
 from learn.trace import Trace
 from serve_table import decision
 from serve_table.artifact import empty_table
@@ -168,22 +170,20 @@ def _run(
         np.zeros(n),
         np.zeros(n),
         new_bound(n if number == decision.PRICE else 0, topology.prefill_engines, topology.decode_engines),
+        nothing_held(n if number == decision.PRICE else 0),
     )
-    answered = run(
-        core,
-        load,
-        outcome,
-        new_fleet(topology.prefill_engines, topology.decode_engines),
-        state,
-        topology.prefill_engines,
+    routing = Routing(
         number,
         np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64),
         table_arrays(empty_table() if policy is None else policy.table),
         float(explore),
         float(topology.overhead_s),
-        np.asarray(topology.profile.handoff.as_list()),
-        (np.zeros(topology.prefill_engines), np.zeros(topology.decode_engines)),
+        np.zeros(topology.prefill_engines),
+        np.zeros(topology.decode_engines),
     )
+    fleet = new_fleet(topology.prefill_engines, topology.decode_engines)
+    handoff = np.asarray(topology.profile.handoff.as_list())
+    answered = run(core, load, outcome, fleet, state, routing, handoff)
     if answered < n:
         raise TraceError(
             f"the simulator answered {answered} of {n} requests of {trace.name!r}: this is a defect, please report it"

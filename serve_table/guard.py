@@ -11,13 +11,17 @@ from math import inf
 
 from serve_table.harm import Residents
 from serve_table.price import LEAST_BACKLOG, prefill_backlog_s, prefill_time_s
-from serve_table.price_params import HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
+from serve_table.price_params import DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
 from serve_table.situation import NO_ENGINE, Fleet, Request
 
 OVERDUE = 0
 IN_TIME = 1
 LATE = 2
 """Tiers of held requests, in the order in which they go."""
+
+MAX_TRIED = 16
+"""Of the most urgent that have to wait on, so many are decided again each time that prefill engines take more."""
+ROUNDING_S = 1e-9
 
 
 def must_hold(params: Sequence[float], fleet: Fleet, residents: Residents, prefill: int) -> bool:
@@ -41,7 +45,7 @@ def takes_more(params: Sequence[float], fleet: Fleet, residents: Residents) -> b
 
 
 def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents) -> float:
-    """When the first prefill engine will take more, if none gives anything back before; infinity where that is all
+    """When the next prefill engine will take more, if none gives anything back before; infinity where that is all
     that can be waited for.
     """
     first_s = inf
@@ -50,7 +54,9 @@ def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents)
             whole_s = prefill_time_s(params, fleet.prefill_tokens[p])
             if LEAST_BACKLOG * whole_s <= params[HOLD_S]:
                 begun_s = residents.prefill_since_s[p] if len(residents.prefill_since_s) > 0 else residents.now_s
-                first_s = min(first_s, begun_s + whole_s - params[HOLD_S])
+                at_s = begun_s + whole_s - params[HOLD_S] + ROUNDING_S
+                if at_s > residents.now_s:
+                    first_s = min(first_s, at_s)
     return first_s
 
 
@@ -64,8 +70,12 @@ def held_tier(params: Sequence[float], request: Request) -> int:
 
 
 def held_key(params: Sequence[float], request: Request) -> tuple[int, float]:
-    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first."""
+    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first.
+
+    Less of the target than all of it (`deadline_share`) spares long prompts, whose targets are long, the longest waits.
+    """
     tier = held_tier(params, request)
     if tier == IN_TIME:
-        return tier, ttft_target_s(params, request.slo_class, request.prompt_tokens) - request.waited_s
+        target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
+        return tier, params[DEADLINE_SHARE] * target_s - request.waited_s
     return tier, -request.waited_s

@@ -33,6 +33,7 @@ STEP_FACTOR = 28
 TABLE_WEIGHT = 29
 HOLD_S = 30
 LATE_HOLD = 31
+DEADLINE_SHARE = 32
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -50,7 +51,8 @@ class PriceParams:
     proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
     table_weight: what the action that the table has for the request's cluster and regime is worth. Then the guard
     (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
-    late_hold: after how many of its TTFT targets a held request that is late anyway goes first.
+    late_hold: after how many of its TTFT targets a held request that is late anyway goes first. deadline_share: how
+    much of its TTFT target a held request's turn follows; 1: earliest deadline first, 0: first come, first served.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -85,6 +87,7 @@ class PriceParams:
     table_weight: float = 0.0
     hold_s: float = 0.0
     late_hold: float = 3.0
+    deadline_share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("step_floor_s", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "step_factor", *_DIVISORS):

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 
-from learn import simulator
+from learn import routing, simulator
 from learn.policy_space import price_policy
 from learn.simulation import simulate
 from serve_table.harm import RENEWED_AFTER_TOKENS
@@ -35,7 +35,7 @@ class RouterBeside:
         self.next_told: dict[int, int] = {}
         self.simulated: list[Decision] = []
         self.routed: list[Decision] = []
-        self._decide, self._complete = simulator.decide, simulator._complete
+        self._decide, self._complete = routing.decide, simulator._complete
 
     def decide(self, number: int, params: Any, table: Any, request: Any, fleet: Any, i: int, *rest: Any) -> Decision:
         explore, draws, residents = rest
@@ -82,9 +82,11 @@ def results() -> dict[str, Any]:
     seen = set()
     for seed, rate in ((2, 30.0), (3, 60.0)):
         router = RouterBeside()
-        vars(simulator).update(decide=router.decide, _complete=router.complete)
+        vars(routing).update(decide=router.decide)
+        vars(simulator).update(_complete=router.complete)
         simulate(random_trace(seed, 60, rate), SMALL_TOPOLOGY, POLICY, SMALL_SLO, 12.0, macro_steps=False)
-        vars(simulator).update(decide=router._decide, _complete=router._complete)
+        vars(routing).update(decide=router._decide)
+        vars(simulator).update(_complete=router._complete)
         agreed += [tuple(a) == tuple(b) for a, b in zip(router.simulated, router.routed, strict=True)]
         seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
         left = max(abs(value) for value in router.book.seen().shares)

@@ -13,8 +13,8 @@ from learn import simulation
 from learn.core import NONE
 from learn.decision_arrays import table_arrays
 from learn.events import drop_first_event, new_events, push_event
+from learn.routing import decide
 from learn.simulation import Topology, replay, simulate
-from learn.simulator import decide
 from learn.trace import Trace
 from serve_table import situation
 from serve_table.harm import N_STALLS, Residents

@@ -1,7 +1,7 @@
 """The price: what it prefers, and why."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from test_decision import GREEDY, idle_fleet, request
@@ -87,7 +87,7 @@ def test_an_engine_without_room_for_the_kv_is_left_alone() -> None:
 
 
 def test_defaults_are_the_profiles_and_every_field_has_its_place() -> None:
-    assert len(PRICE.params) == 29
+    assert len(PRICE.params) == len(fields(PriceParams))
     assert PRICE.params[17] == PriceParams().harm_weight
     with pytest.raises(Exception, match="greater than 0"):
         replace(PriceParams(), step_floor_s=0.0)
