@@ -4,24 +4,34 @@ A point that is far behind the best so far after some of the traces is not run o
 best's with the difference so far, which leaves it behind. What is compared is the same traces at any time.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
+from optuna.distributions import FloatDistribution
 
 from learn.evaluate import Bench
-from learn.objective import latency_gain, tail_excess
+from learn.neighbours import neighbour
+from learn.objective import GOODPUT_WORTH, TPOT_WORTH, percentile_ratio, tail_excess
 from learn.policy_space import Params, Space, price_policy, price_space, price_start
 from learn.search import search
 from learn.simulation import Simulated, simulate
 from learn.study import Best, StoredStudy, best_of, count_complete
 from serve_table.policy import Policy
+from serve_table.price_params import PriceParams
 
 WORST_WEIGHT = 0.5
 """Of the worst workload beside the mean of all, so that none pays for the others."""
 TAIL_COST = 0.1
 """Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
+WORSE_WORTH = 3.0
+"""Of a share of latency that is above the reference's, beside its own."""
+SAMPLED_SHARE = 0.4
+"""Of the trials are the sampler's; the others are neighbours of the best so far."""
+ROUND = 4
+"""Neighbours of one leader."""
 HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.04, 3: 0.02})
 """After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
 
@@ -55,8 +65,18 @@ def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
 
 
 def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
-    """`latency_gain` against tuned Dynamo-style on the cell's first traces."""
-    return latency_gain(runs, cell.dynamo[: len(runs)])
+    """How far P90 TTFT and P90 TPOT are below tuned Dynamo-style's, as mean log ratios over the cell's first traces.
+
+    What is above on a trace, and goodput that is lost, weighs more than what is gained: neither is to pay for another.
+    """
+    pairs = list(zip(runs, cell.dynamo, strict=False))
+    ttft, tpot = (
+        -np.log([percentile_ratio([run], [other], column, 90) for run, other in pairs])
+        for column in ("ttft_s", "tpot_s")
+    )
+    worse = np.minimum(ttft, 0.0) + TPOT_WORTH * np.minimum(tpot, 0.0)
+    lost = min(float(np.mean([run.goodput - other.goodput for run, other in pairs])), 0.0)
+    return float(np.mean(ttft + TPOT_WORTH * tpot + WORSE_WORTH * worse)) + GOODPUT_WORTH * lost
 
 
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
@@ -65,12 +85,21 @@ GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency"
 
 def joint_space() -> Space:
     """What is learned of the price for several workloads."""
-    return {name: distribution for name, distribution in price_space().items() if name not in NO_TABLE}
+    space: Space = {
+        "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
+        "late_hold": FloatDistribution(1.5, 6.0),
+        "deadline_share": FloatDistribution(0.0, 1.0),
+        **price_space(),
+    }
+    return {name: distribution for name, distribution in space.items() if name not in NO_TABLE}
 
 
 def joint_start() -> list[Params]:
-    """Tried first."""
-    return [{name: value for name, value in point.items() if name not in NO_TABLE} for point in price_start()]
+    """Tried first: the price's own start, and with requests held."""
+    defaults = asdict(PriceParams())
+    others = [price_start()[0] | {"hold_s": 0.01, "deadline_share": share} for share in (1.0, 0.5)]
+    points = [{name: point.get(name, defaults[name]) for name in joint_space()} for point in (*price_start(), *others)]
+    return [point for k, point in enumerate(points) if point not in points[:k]]
 
 
 class JointObjective:
@@ -113,17 +142,24 @@ def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:
     return simulate(bench.traces[k], bench.topology, policy, bench.slo, bench.predicted[k], k)
 
 
-def search_jointly(
-    cells: Sequence[JointCell],
-    objective: str,
-    study: StoredStudy,
-    n_trials: int,
-    seed: int,
-    on_trial: Callable[[int, float], None] | None = None,
-) -> Best:
-    """The best price for all cells, which have the same number of traces, after n_trials. objective: of GAINS."""
+def search_jointly(cells: Sequence[JointCell], objective: str, study: StoredStudy, n_trials: int, seed: int) -> Best:
+    """The best price for all cells, which have the same number of traces, after n_trials. objective: of GAINS.
+
+    The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
+    others are near their best already. Equal cells and seeds give equal results, also across kills.
+    """
     value = JointObjective(cells, GAINS[objective])
+    space = joint_space()
     trials = study.trials()
     if 0 < count_complete(trials) < n_trials:
         value(best_of(trials).params)
-    return search(study, joint_space(), value, n_trials, seed=seed, warm_start=joint_start(), on_trial=on_trial)
+    done = math.ceil(SAMPLED_SHARE * n_trials)
+    best = search(study, space, value, done, seed=seed, warm_start=joint_start())
+    while done < n_trials:
+        leader = best_of(study.trials(), done).params
+        rng = np.random.default_rng([seed, done])
+        round_end = min(done + ROUND, n_trials)
+        points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
+        best = search(study, space, value, round_end, seed=seed, warm_start=points)
+        done = round_end
+    return best
