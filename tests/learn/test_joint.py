@@ -77,7 +77,6 @@ def test_hopeless_points_stop_early_and_stay_behind(monkeypatch: pytest.MonkeyPa
     assert min(HOPELESS.values()) > 0.0
 
 
-@pytest.mark.parametrize("objective", GAINS)
 def test_lower_latency_is_for_both_times_and_not_for_goodput() -> None:
     mixed = cell("mixed", 11.0)
     same = list(mixed.dynamo)
@@ -91,6 +90,7 @@ def test_lower_latency_is_for_both_times_and_not_for_goodput() -> None:
     assert lower_latency(mixed, lost) < -1.0
 
 
+@pytest.mark.parametrize("objective", GAINS)
 def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) -> None:
     cells = [cell("mixed", 11.0), cell("documents", 2.0)]
     study = StoredStudy(None, "joint")
