@@ -10,6 +10,7 @@ from learn.lengths import with_error
 from learn.policy_space import Params, price_policy
 from learn.simulation import simulate
 from learn.trace import Trace
+from serve_table.lookup import Table
 from serve_table.policy import Policy
 from serve_table.predictor import DEFAULT_OUTPUT_TOKENS
 from serve_table.step_time import HardwareProfile, StepTime
@@ -47,22 +48,24 @@ def wrong_by(relative_error: float) -> Lengths:
 @dataclass(frozen=True)
 class Ablation:
     """A change of the learned price. changed: its parameters; lengths: the predictor's where nothing is said;
-    step_factor: on the step times that it reckons with, while the engines stay as they are.
+    step_factor: on the step times that it reckons with, while the engines stay as they are; no_table: with the empty
+    table.
     """
 
     name: str
     changed: Mapping[str, float] = field(default_factory=dict)
     lengths: Lengths = predicted
     step_factor: float = 1.0
+    no_table: bool = False
 
-    def policy(self, params: Params, bench: Bench) -> Policy:
-        """The changed policy on a bench's engines."""
+    def policy(self, params: Params, bench: Bench, table: Table) -> Policy:
+        """The changed policy on a bench's engines. table: what the learned one may favour."""
         known = replace(bench.topology, profile=with_step_factor(bench.topology.profile, self.step_factor))
-        return price_policy({**params, **self.changed}, known, bench.slo)
+        return price_policy({**params, **self.changed}, known, bench.slo, None if self.no_table else table)
 
-    def goodput(self, params: Params, bench: Bench) -> Floats:
+    def goodput(self, params: Params, bench: Bench, table: Table) -> Floats:
         """(n_traces,) goodput of the changed policy; draws as `Bench.runs` has them."""
-        policy = self.policy(params, bench)
+        policy = self.policy(params, bench, table)
         return np.array(
             [
                 simulate(
@@ -91,7 +94,7 @@ ABLATIONS = (
     Ablation("no harm to residents", {"harm_weight": 0.0}),
     Ablation("no held queue", {"hold_s": 0.0}),
     Ablation("no table", {"table_weight": 0.0}),
-    Ablation("remote only", {"table_weight": NEVER_LOCAL}),
+    Ablation("remote only", {"table_weight": NEVER_LOCAL}, no_table=True),
     Ablation("one length for all", lengths=constant),
     *(Ablation(f"true lengths, error {error:.0%}", lengths=wrong_by(error)) for error in ERRORS),
     *(Ablation(f"step times {factor:.2g} times", step_factor=factor) for factor in STEP_FACTORS),

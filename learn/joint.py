@@ -15,10 +15,22 @@ from optuna.distributions import FloatDistribution
 from learn.evaluate import Bench
 from learn.neighbours import neighbour
 from learn.objective import GOODPUT_WORTH, TPOT_WORTH, percentile_ratio, tail_excess
-from learn.policy_space import Params, Space, price_policy, price_space, price_start
+from learn.policy_space import (
+    Params,
+    Space,
+    price_policy,
+    price_space,
+    price_start,
+    table_point,
+    table_policy,
+    table_space,
+    table_warm_start,
+)
 from learn.search import search
 from learn.simulation import Simulated, simulate
 from learn.study import Best, StoredStudy, best_of, count_complete
+from learn.table import CompiledTable
+from serve_table.lookup import Table
 from serve_table.policy import Policy
 from serve_table.price_params import PriceParams
 
@@ -34,9 +46,6 @@ ROUND = 4
 """Neighbours of one leader."""
 HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.04, 3: 0.02})
 """After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
-
-NO_TABLE = ("table_weight",)
-"""Learned of the price only where there is a table to favour."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +94,20 @@ GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency"
 
 def joint_space() -> Space:
     """What is learned of the price for several workloads."""
-    space: Space = {
+    return {
+        "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
         "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
         "late_hold": FloatDistribution(1.5, 6.0),
         "deadline_share": FloatDistribution(0.0, 1.0),
         **price_space(),
     }
-    return {name: distribution for name, distribution in space.items() if name not in NO_TABLE}
 
 
 def joint_start() -> list[Params]:
-    """Tried first: the price's own start, and with requests held."""
+    """Tried first: the price's own start, with requests held, and with the table favoured."""
     defaults = asdict(PriceParams())
-    others = [price_start()[0] | {"hold_s": 0.01, "deadline_share": share} for share in (1.0, 0.5)]
+    held = [{"hold_s": 0.01, "deadline_share": share} for share in (1.0, 0.5)]
+    others = [price_start()[0] | other for other in (*held, {"table_weight": 0.05})]
     points = [{name: point.get(name, defaults[name]) for name in joint_space()} for point in (*price_start(), *others)]
     return [point for k, point in enumerate(points) if point not in points[:k]]
 
@@ -108,18 +118,14 @@ class JointObjective:
     Remembers how the best point so far stood after each trace, to give up hopeless ones.
     """
 
-    def __init__(self, cells: Sequence[JointCell], gain: Gain) -> None:
+    def __init__(self, cells: Sequence[JointCell], gain: Gain, policy: Callable[[Params], Policy]) -> None:
         self._cells = cells
         self._gain = gain
+        self._policy = policy
         self._leader: list[float] = []
 
-    def policy(self, params: Params) -> Policy:
-        """The price at a point; engines and targets are the same in all cells."""
-        bench = self._cells[0].bench
-        return price_policy(params, bench.topology, bench.slo)
-
     def __call__(self, params: Params) -> float:
-        policy = self.policy(params)
+        policy = self._policy(params)
         runs: list[list[Simulated]] = [[] for _ in self._cells]
         values: list[float] = []
         for k in range(len(self._cells[0].bench.traces)):
@@ -142,24 +148,47 @@ def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:
     return simulate(bench.traces[k], bench.topology, policy, bench.slo, bench.predicted[k], k)
 
 
-def search_jointly(cells: Sequence[JointCell], objective: str, study: StoredStudy, n_trials: int, seed: int) -> Best:
-    """The best price for all cells, which have the same number of traces, after n_trials. objective: of GAINS.
+@dataclass(frozen=True)
+class JointSearch:
+    """A search over cells of one topology with the same number of traces. objective: of GAINS.
 
-    The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
-    others are near their best already. Equal cells and seeds give equal results, also across kills.
+    Equal cells and seeds give equal results, also across kills.
     """
-    value = JointObjective(cells, GAINS[objective])
-    space = joint_space()
-    trials = study.trials()
-    if 0 < count_complete(trials) < n_trials:
-        value(best_of(trials).params)
-    done = math.ceil(SAMPLED_SHARE * n_trials)
-    best = search(study, space, value, done, seed=seed, warm_start=joint_start())
-    while done < n_trials:
-        leader = best_of(study.trials(), done).params
-        rng = np.random.default_rng([seed, done])
-        round_end = min(done + ROUND, n_trials)
-        points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
-        best = search(study, space, value, round_end, seed=seed, warm_start=points)
-        done = round_end
-    return best
+
+    cells: Sequence[JointCell]
+    objective: str
+    n_trials: int
+    seed: int
+
+    def best_table(self, study: StoredStudy, compiled: CompiledTable) -> Best:
+        """The best table, of the sampler's points: it is for the price to favour."""
+        value = self._value(study, lambda params: table_policy(compiled, table_point(compiled, params)))
+        space, start = table_space(compiled), table_warm_start(compiled)
+        return search(study, space, value, self.n_trials, seed=self.seed, warm_start=start)
+
+    def best_price(self, study: StoredStudy, table: Table) -> Best:
+        """The best price that may favour the table.
+
+        The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
+        others are near their best already.
+        """
+        bench, space = self.cells[0].bench, joint_space()
+        value = self._value(study, lambda params: price_policy(params, bench.topology, bench.slo, table))
+        done = math.ceil(SAMPLED_SHARE * self.n_trials)
+        best = search(study, space, value, done, seed=self.seed, warm_start=joint_start())
+        while done < self.n_trials:
+            leader = best_of(study.trials(), done).params
+            rng = np.random.default_rng([self.seed, done])
+            round_end = min(done + ROUND, self.n_trials)
+            points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
+            best = search(study, space, value, round_end, seed=self.seed, warm_start=points)
+            done = round_end
+        return best
+
+    def _value(self, study: StoredStudy, policy: Callable[[Params], Policy]) -> JointObjective:
+        """The objective, which knows the best of a study that is continued."""
+        value = JointObjective(self.cells, GAINS[self.objective], policy)
+        trials = study.trials()
+        if 0 < count_complete(trials) < self.n_trials:
+            value(best_of(trials).params)
+        return value

@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 def rows_of(cell: ComparedCell) -> list[AblationRow]:
     """Every change of the learned policy on one workload."""
     workload = cell.workload()
-    learned = cell.learned()
+    learned, artifact = cell.learned()
     traces = list(workload.requests.tests(workload.rate).values())
     bench = cell.rival(RUTTER, workload).bench(traces, workload)
-    goodput = {ablation.name: ablation.goodput(learned.params, bench) for ablation in ABLATIONS}
+    goodput = {ablation.name: ablation.goodput(learned.params, bench, artifact.table()) for ablation in ABLATIONS}
     rows = []
     for name, values in goodput.items():
         difference = values - goodput[FULL]

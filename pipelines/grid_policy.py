@@ -1,28 +1,28 @@
 """The one learned policy of a topology in a simulated comparison: searched on all its workloads, judged on each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import JointCell, joint_space, search_jointly
-from learn.lengths import LengthQuantiles, fit_lengths
-from learn.policy_space import price_policy
-from learn.simulated_training import SimulatedTraining
+from learn.joint import JointCell, JointSearch, joint_space
+from learn.lengths import LengthQuantiles
+from learn.policy_space import table_point
+from learn.search import SAMPLER
+from learn.simulated_training import SimulatedTraining, joint_compiled, joint_lengths
 from learn.simulation import Simulated, Topology
 from learn.study import StoredStudy
-from learn.table import Costs
-from pipelines.grid_cell import Cell, CellConfig, ContenderConfig, Judged, cell_rate, read_judged, rows_of
+from learn.table import Costs, SearchRecord, Source, build_artifact
+from pipelines.grid_cell import SIMULATED, Cell, CellConfig, ContenderConfig, Judged, cell_rate, read_judged, rows_of
 from pipelines.grid_traces import Requests, requests_for
 from pipelines.stages import Run, canonical, digest_of_config
-from serve_table.artifact import write_atomically
+from serve_table.artifact import Artifact, load, save, write_atomically
 from serve_table.policy import Policy
-from serve_table.slo import SloTargets
+from serve_table.policy import policy as policy_named
 
 DYNAMO = "dynamo_style"
 
@@ -60,9 +60,9 @@ def stage_name_of(policy: str, topology: Topology | str) -> str:
 
 
 class LearnedPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned policy as its stage keeps it: the price's parameters and the length predictor's arrays.
+    """What was learned for a topology, for people and for changes of it; the artifact beside it is the policy.
 
-    value: of the search's objective, over trials and workloads.
+    params: of the price; value: of the search's objective, over trials and workloads; table_value: of the table's.
     """
 
     topology: str
@@ -70,21 +70,8 @@ class LearnedPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workloads: tuple[str, ...]
     params: dict[str, float]
     value: float
+    table_value: float
     trials: int
-    length_scale: float
-    length_levels: tuple[float, ...]
-    length_quantiles_tokens: tuple[tuple[float, ...], ...]
-
-    def lengths(self) -> LengthQuantiles:
-        """The predictor; how many rows each bin had is not kept."""
-        bins = np.zeros(len(self.length_quantiles_tokens), np.int64)
-        return LengthQuantiles(
-            self.length_scale, np.array(self.length_levels), np.array(self.length_quantiles_tokens), bins, bins
-        )
-
-    def policy(self, topology: Topology, slo: SloTargets, **changed: float) -> Policy:
-        """The policy on engines whose times and limits are known; changed: parameters that differ."""
-        return price_policy({**self.params, **changed}, topology, slo)
 
 
 @dataclass(frozen=True)
@@ -110,8 +97,15 @@ class TopologyWork:
     def learned_path(self) -> Path:
         return self.folder / "learned.json"
 
-    def study(self) -> StoredStudy:
-        return StoredStudy(self.folder / "study.log", self.config.policy)
+    def artifact_path(self) -> Path:
+        return self.folder / "artifact.safetensors"
+
+    def outputs(self) -> dict[str, Path]:
+        """What the stage leaves."""
+        return {"learned": self.learned_path(), "artifact": self.artifact_path()}
+
+    def study(self, name: str) -> StoredStudy:
+        return StoredStudy(self.folder / f"{name}.log", name)
 
     def judged_cells(self) -> tuple[Cell, ...]:
         """The cells with the learned policy alone."""
@@ -146,11 +140,10 @@ def make_policy(work: TopologyWork) -> TopologyWork:
     Every cell's rate and references are made before.
     """
     workloads = [workload_of(cell) for cell in work.cells]
-    learned = learned_policy(work, workloads)
-    predictor = learned.lengths().predictor()
+    learned, artifact = learned_policy(work, workloads)
+    policy, predictor = price_of(artifact), artifact.predictor()
     for workload, contender in zip(workloads, work.contenders, strict=True):
         topology, slo = workload.training.topology, workload.training.slo
-        policy = learned.policy(topology, slo)
         searched = bench_of(workload.requests.searched(workload.rate), topology, slo, predictor)
         tests = workload.requests.tests(workload.rate)
         held_out = bench_of(list(tests.values()), topology, slo, predictor)
@@ -171,36 +164,60 @@ def workload_of(cell: Cell) -> Workload:
     return Workload(cell, requests, rate, training)
 
 
-def learned_policy(work: TopologyWork, workloads: Sequence[Workload]) -> LearnedPolicy:
-    """Searched on all workloads with one length predictor, and written; read where it was."""
-    path = work.learned_path()
-    if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=LearnedPolicy)
+def price_of(artifact: Artifact) -> Policy:
+    """The price of an artifact, as a router that serves it has it."""
+    return policy_named("price", artifact=artifact)
+
+
+def learned_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[LearnedPolicy, Artifact]:
+    """Searched on all workloads with one length predictor and one table, and written; read where it was."""
+    path, artifact_path = work.learned_path(), work.artifact_path()
+    if not path.exists():
+        learned, artifact = learn_policy(work, workloads)
+        save(artifact, artifact_path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(learned), indent=2))
+    return msgspec.json.decode(path.read_bytes(), type=LearnedPolicy), load(artifact_path)
+
+
+def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[LearnedPolicy, Artifact]:
+    """The search itself: the table first, then the price that may favour it."""
     config = work.config
-    lengths = joint_lengths(workloads)
+    trainings = [workload.training for workload in workloads]
+    lengths = joint_lengths(trainings)
+    compiled = joint_compiled(trainings, lengths)
     cells = [joint_cell(workload, lengths) for workload in workloads]
-    best = search_jointly(cells, config.objective, work.study(), config.trials, config.cells[0].seed)
+    joint = JointSearch(cells, config.objective, config.trials, config.cells[0].seed)
+    table_best = joint.best_table(work.study("table"), compiled)
+    table = table_point(compiled, table_best.params)
+    compiled = replace(compiled, regimes=table.regimes)
+    best = joint.best_price(work.study("price"), compiled.decision_table(table.actions))
     learned = LearnedPolicy(
         topology=str(config.topology),
         objective=config.objective,
         workloads=tuple(cell.workload.name for cell in config.cells),
         params={name: float(value) for name, value in best.params.items()},
         value=best.value,
+        table_value=table_best.value,
         trials=best.complete,
-        length_scale=lengths.scale,
-        length_levels=tuple(lengths.levels.tolist()),
-        length_quantiles_tokens=tuple(tuple(row) for row in lengths.quantiles_tokens.tolist()),
     )
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(learned), indent=2))
-    return learned
-
-
-def joint_lengths(workloads: Sequence[Workload]) -> LengthQuantiles:
-    """The length predictor of all workloads' training traces together."""
-    traces = [trace for workload in workloads for trace in workload.training.traces]
-    prompts = np.concatenate([trace.prompt_tokens for trace in traces]).astype(np.float64)
-    outputs = np.concatenate([trace.output_tokens for trace in traces]).astype(np.float64)
-    return fit_lengths(prompts, outputs)
+    n_rows = int(compiled.clusters.counts.sum())
+    artifact = build_artifact(
+        Source(SIMULATED, 1.0, n_rows, {}, (), None),
+        compiled,
+        table.actions,
+        table.placement,
+        lengths,
+        trainings[0].costs,
+        trainings[0].slo,
+        SearchRecord(joint.seed, SAMPLER, 1, best.complete, config.policy, ()),
+        form="price",
+        price=learned.params,
+        profile=trainings[0].topology.profile,
+        workload=", ".join(learned.workloads),
+        prefill_engines=config.topology.prefill_engines,
+        decode_engines=config.topology.decode_engines,
+    )
+    return learned, artifact
 
 
 def joint_cell(workload: Workload, lengths: LengthQuantiles) -> JointCell:

@@ -11,9 +11,10 @@ from learn.evaluate import Bench, Floats, bench_of
 from learn.simulation import Topology
 from learn.trace import Trace
 from pipelines.grid_cell import Cell, ContenderConfig, Judged
-from pipelines.grid_policy import LearnedPolicy, Workload, stage_name_of, workload_of
+from pipelines.grid_policy import LearnedPolicy, Workload, price_of, stage_name_of, workload_of
 from pipelines.live_start import stage_word
 from pipelines.stages import Run, StageRecord
+from serve_table.artifact import Artifact, load
 from serve_table.errors import RunError
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
@@ -56,10 +57,11 @@ class ComparedCell:
         config = msgspec.json.decode(record.config, type=ContenderConfig)
         return config, msgspec.json.decode(self.run.output_path(record, "judged").read_bytes(), type=Judged)
 
-    def learned(self) -> LearnedPolicy:
+    def learned(self) -> tuple[LearnedPolicy, Artifact]:
         """Its topology's learned policy."""
         record = last_record(self.run, stage_name_of(RUTTER, self.topology), self._where(RUTTER))
-        return msgspec.json.decode(self.run.output_path(record, "learned").read_bytes(), type=LearnedPolicy)
+        path, artifact_path = (self.run.output_path(record, key) for key in ("learned", "artifact"))
+        return msgspec.json.decode(path.read_bytes(), type=LearnedPolicy), load(artifact_path)
 
     def rival(self, policy: str, workload: Workload) -> Rival:
         """A policy of this cell as it was there: Rutter or a baseline.
@@ -68,8 +70,8 @@ class ComparedCell:
         """
         training = workload.training
         if policy == RUTTER:
-            learned = self.learned()
-            return Rival(policy, learned.policy(training.topology, training.slo), learned.lengths().predictor())
+            _, artifact = self.learned()
+            return Rival(policy, price_of(artifact), artifact.predictor())
         _, judged = self.judged(policy)
         return Rival(policy, CONTENDERS[policy](training).policy(judged.params), training.lengths.predictor())
 

@@ -181,7 +181,7 @@ def complete_learned(works: Sequence[TopologyWork], jobs: int, results: ResultFi
         delayed(make_policy)(work) for work in pending
     )
     for work in made:
-        work.run.finish(work.config.stage_name, work.stage_config, {"learned": work.learned_path()})
+        work.run.finish(work.config.stage_name, work.stage_config, work.outputs())
         results.put(row for cell in work.judged_cells() for row in finish(cell))
         say(f"{work.config.policy} of {work.config.topology} is done in {(time.monotonic() - begun_s) / 60.0:.1f} min")
     return [row for work in works for row in learned_rows(work)]

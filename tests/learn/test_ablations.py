@@ -13,6 +13,8 @@ from serve_table.price_params import FLOOR_S, HARM_WEIGHT, KV_TOKENS
 from serve_table.situation import REMOTE
 
 PARAMS = joint_start()[0]
+TABLE = small_training().compiled.decision_table(np.zeros(small_training().compiled.n_actions, np.uint8))
+"""All local."""
 BY_NAME = {ablation.name: ablation for ablation in ABLATIONS}
 
 
@@ -23,29 +25,30 @@ def bench() -> Bench:
 
 
 def test_the_unchanged_policy_is_the_learned_one(bench: Bench) -> None:
-    learned = price_policy(PARAMS, TOPOLOGY, SLO)
-    assert BY_NAME[FULL].goodput(PARAMS, bench) == pytest.approx(bench.goodput(learned))
+    learned = price_policy(PARAMS, TOPOLOGY, SLO, TABLE)
+    assert BY_NAME[FULL].goodput(PARAMS, bench, TABLE) == pytest.approx(bench.goodput(learned))
 
 
 def test_a_part_is_left_out_of_the_parameters(bench: Bench) -> None:
-    full, without = (BY_NAME[name].policy(PARAMS, bench).params for name in (FULL, "no harm to residents"))
+    full, without = (BY_NAME[name].policy(PARAMS, bench, TABLE).params for name in (FULL, "no harm to residents"))
     assert (full[HARM_WEIGHT] > 0.0, without[HARM_WEIGHT]) == (True, 0.0)
     assert [i for i, (a, b) in enumerate(zip(full, without, strict=True)) if a != b] == [HARM_WEIGHT]
 
 
 def test_remote_only_prefills_nothing_locally(bench: Bench) -> None:
-    runs = bench.runs(BY_NAME["remote only"].policy(PARAMS, bench))
+    runs = bench.runs(BY_NAME["remote only"].policy(PARAMS, bench, TABLE))
     assert all((run.action == REMOTE).all() for run in runs)
-    assert any((run.action != REMOTE).any() for run in bench.runs(BY_NAME[FULL].policy(PARAMS, bench)))
+    # Not even where the table has local for all.
+    assert any((run.action != REMOTE).any() for run in bench.runs(BY_NAME[FULL].policy(PARAMS, bench, TABLE)))
 
 
 def test_wrong_constants_are_the_router_s_alone(bench: Bench) -> None:
-    slow = BY_NAME["step times 7.4 times"].policy(PARAMS, bench).params
+    slow = BY_NAME["step times 7.4 times"].policy(PARAMS, bench, TABLE).params
     assert slow[FLOOR_S] == pytest.approx(7.4 * TOPOLOGY.profile.step.floor_s)
     assert slow[KV_TOKENS] == TOPOLOGY.profile.kv_tokens
     assert with_step_factor(TOPOLOGY.profile, 1.0) == TOPOLOGY.profile
-    assert Ablation("none", step_factor=1.0).goodput(PARAMS, bench) == pytest.approx(
-        BY_NAME[FULL].goodput(PARAMS, bench)
+    assert Ablation("none", step_factor=1.0).goodput(PARAMS, bench, TABLE) == pytest.approx(
+        BY_NAME[FULL].goodput(PARAMS, bench, TABLE)
     )
 
 

@@ -1,6 +1,7 @@
 """A search over several workloads: what a point is worth, and which points are given up."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,16 +14,18 @@ from learn.joint import (
     WORST_WEIGHT,
     JointCell,
     JointObjective,
+    JointSearch,
     goodput_gain,
     joint_space,
     joint_start,
     lower_latency,
-    search_jointly,
 )
+from learn.policy_space import Params, price_policy, table_point
+from learn.simulated_training import joint_compiled
 from learn.simulation import Simulated
 from learn.study import StoredStudy
 from pipelines.workloads import make_workload
-from serve_table.policy import policy
+from serve_table.policy import Policy, policy
 
 N_TRACES = 4
 
@@ -31,6 +34,10 @@ def cell(workload: str, rate: float) -> JointCell:
     traces = [make_workload(workload, 150, seed, rate) for seed in range(N_TRACES)]
     bench = bench_of(traces, TOPOLOGY, SLO, small_training().lengths.predictor())
     return JointCell(bench, bench.runs(policy("least_loaded")), bench.runs(policy("dynamo_style")))
+
+
+def price(params: Params) -> Policy:
+    return price_policy(params, TOPOLOGY, SLO)
 
 
 def with_goodput(run: Simulated, n_met: int, ttft_factor: float = 1.0) -> Simulated:
@@ -53,9 +60,9 @@ def test_a_gain_is_paired_and_pays_for_a_tail() -> None:
 
 def test_a_point_is_worth_the_mean_and_the_worst_of_its_workloads() -> None:
     cells = [cell("mixed", 11.0), cell("chat", 40.0)]
-    objective = JointObjective(cells, goodput_gain)
+    objective = JointObjective(cells, goodput_gain, price)
     point = joint_start()[0]
-    gains = [goodput_gain(one, one.bench.runs(objective.policy(point))) for one in cells]
+    gains = [goodput_gain(one, one.bench.runs(price(point))) for one in cells]
     assert objective(point) == pytest.approx(np.mean(gains) + WORST_WEIGHT * min(gains))
 
 
@@ -67,7 +74,7 @@ def test_hopeless_points_stop_early_and_stay_behind(monkeypatch: pytest.MonkeyPa
         seen.append(len(runs))
         return goodput_gain(one, runs)
 
-    objective = JointObjective(cells, gain)  # type: ignore[arg-type]
+    objective = JointObjective(cells, gain, price)  # type: ignore[arg-type]
     best = objective(joint_start()[0])
     hopeless = joint_start()[0] | {"step_factor": 1.1, "tpot_weight": 0.2, "local_weight": 0.0, "kv_wait": 3.0}
     monkeypatch.setattr("learn.joint.HOPELESS", {1: -1.0})
@@ -93,9 +100,14 @@ def test_lower_latency_is_for_both_times_and_not_for_goodput() -> None:
 @pytest.mark.parametrize("objective", GAINS)
 def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) -> None:
     cells = [cell("mixed", 11.0), cell("documents", 2.0)]
-    study = StoredStudy(None, "joint")
-    best = search_jointly(cells, objective, study, 4, seed=0)
-    value = JointObjective(cells, GAINS[objective])
+    compiled = joint_compiled([small_training("mixed"), small_training("chat")], small_training().lengths)
+    table_study, study = StoredStudy(None, "table"), StoredStudy(None, "price")
+    joint = JointSearch(cells, objective, 4, 0)
+    found = table_point(compiled, joint.best_table(table_study, compiled).params)
+    table = replace(compiled, regimes=found.regimes).decision_table(found.actions)
+    best = joint.best_price(study, table)
+    value = JointObjective(cells, GAINS[objective], price)
+    # The first points favour no table, so that it does not matter which it is.
     assert best.value >= max(value(point) for point in joint_start()[:2]) - 1e-12
     assert best.params.keys() == joint_space().keys()
-    assert search_jointly(cells, objective, study, 6, seed=0).complete == 6
+    assert replace(joint, n_trials=6).best_price(study, table).complete == 6

@@ -12,6 +12,8 @@ from pipelines import simulated_compare
 from pipelines.grid_cell import Judged
 from pipelines.grid_policy import LearnedPolicy, TopologyWork, make_policy
 from pipelines.stages import Run
+from serve_table.artifact import Artifact, load
+from serve_table.policy import policy
 
 WORDS = ["--requests", "120", "--seeds", "2", "--trials", "3", "--jobs", "1", "--topologies", "1P+2D"]
 
@@ -33,9 +35,14 @@ class Learning:
             return [row for row in csv.DictReader(file) if row["policy"] == policy]
 
     def learned(self, policy: str = "rutter") -> LearnedPolicy:
+        return msgspec.json.decode(self.output("learned", policy).read_bytes(), type=LearnedPolicy)
+
+    def artifact(self) -> Artifact:
+        return load(self.output("artifact", "rutter"))
+
+    def output(self, key: str, policy: str) -> Path:
         run_ = Run(self.run_folder)
-        path = run_.output_path(run_.latest(f"policy-1P+2D-{policy}"), "learned")
-        return msgspec.json.decode(path.read_bytes(), type=LearnedPolicy)
+        return run_.output_path(run_.latest(f"policy-1P+2D-{policy}"), key)
 
 
 @pytest.fixture
@@ -55,8 +62,13 @@ def test_one_policy_for_all_workloads_with_the_references_that_it_needs(learning
     assert (learned.workloads, learned.trials, learned.objective) == (("chat", "documents"), 3, "goodput")
     for path in learning.run_folder.glob("cell-*-rutter-*/judged.json"):
         assert msgspec.json.decode(path.read_bytes(), type=Judged).params == learned.params
-    predictor = learned.lengths().predictor()
-    assert predictor.predict(200.0, None) > 1.0
+    # The artifact that a router serves is the policy that was judged.
+    artifact = learning.artifact()
+    assert {name: getattr(artifact.price(), name) for name in learned.params} == pytest.approx(learned.params)
+    metadata = artifact.metadata
+    assert (metadata.cluster_kind, metadata.prefill_engines, metadata.decode_engines) == ("simulated", 1, 2)
+    assert (metadata.workload, metadata.policy, metadata.trials) == ("chat, documents", "price", 3)
+    assert policy("rutter", artifact=artifact).params == policy("price", artifact=artifact).params
     assert "rutter against the best baseline of each of 2 cells" in ended.out
 
 
@@ -81,7 +93,7 @@ def test_a_made_policy_stands_and_a_killed_one_goes_on(learning: Learning, monke
     (folder,) = learning.run_folder.glob("policy-*-rutter-*")
     (folder / "learned.json").unlink()
     assert learning.run(*words).status == 0
-    assert (folder / "study.log").read_text().count('"op_code":4') == 3
+    assert (folder / "price.log").read_text().count('"op_code":4') == 3
     assert learning.rows("rutter")[:2] == rows
 
 
