@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cu
 
 .NOTPARALLEL:
 .PHONY: help venv collect calibrate train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: saturate compare gates conformance test test-vllm lint types check clean readme dynamo-env vllm-env
+.PHONY: saturate compare frontier ablate gates conformance test test-vllm lint types check clean readme dynamo-env vllm-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -52,6 +52,14 @@ saturate: venv
 
 compare: venv
 	$(RUTTER) compare $(RUN_ARGS) $(ARGS)
+
+# Of the policies that a simulated comparison left in the run: the load they carry and the engines they need, and what
+# the learned one is without its parts.
+frontier: venv
+	$(RUTTER) frontier $(RUN_ARGS) $(ARGS)
+
+ablate: venv
+	$(RUTTER) ablate $(RUN_ARGS) $(ARGS)
 
 serve: venv
 	$(RUTTER) serve $(if $(PREFILL),--prefill $(PREFILL)) $(if $(DECODE),--decode $(DECODE)) $(if $(POLICY),--policy $(POLICY)) $(if $(ARTIFACT),--artifact $(ARTIFACT)) $(ARGS)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from learn.costs import fitted_topology
 from learn.evaluate import Bench
 from learn.hard_clusters import clusters_policy, clusters_space, clusters_start
 from learn.policy_space import (
@@ -13,9 +12,6 @@ from learn.policy_space import (
     baseline_policy,
     baseline_space,
     baseline_start,
-    price_policy,
-    price_space,
-    price_start,
     table_point,
     table_policy,
     table_space,
@@ -27,7 +23,9 @@ from learn.study import Best, StoredStudy
 from learn.training import BASELINES
 from serve_table.policy import Policy
 
-RUTTER = "rutter"
+RUTTER, RUTTER_LATENCY = "rutter", "rutter_latency"
+JOINT: Mapping[str, str] = MappingProxyType({"goodput": RUTTER, "latency": RUTTER_LATENCY})
+"""The policies that are learned for all workloads of a cluster at once, by their objective."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,12 @@ def _table(training: SimulatedTraining) -> Contender:
     )
 
 
-def _price(training: SimulatedTraining) -> Contender:
-    engines = training.topology
-    known = fitted_topology(engines.prefill_engines, engines.decode_engines, engines.profile, training.costs)
-    return Contender(price_space(), price_start(), lambda params: price_policy(params, known, training.slo))
-
-
 CONTENDERS: Mapping[str, Callable[[SimulatedTraining], Contender]] = MappingProxyType(
-    {**{name: _baseline(name) for name in BASELINES}, "clusters": _clusters, "table": _table, RUTTER: _price}
+    {**{name: _baseline(name) for name in BASELINES}, "clusters": _clusters, "table": _table}
 )
-FORMS: Mapping[str, str] = MappingProxyType({RUTTER: "price"})
-"""What a name stands for where that may change: another form is another policy, whose runs are made anew."""
+"""Tuned for every workload and cluster by itself."""
+REFERENCES = (*BASELINES, "clusters")
+"""Of these the best one is what a learned policy is held against."""
 
 
 def is_tuned(name: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from learn.clusters import fit_clusters
 from learn.lengths import LengthQuantiles, fit_lengths, predict_lengths
@@ -14,6 +15,8 @@ from learn.trace import Trace
 from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.policy import policy
 from serve_table.slo import SloTargets
+
+Floats = npt.NDArray[np.float64]
 
 EXPLORED_POLICY = "least_loaded"
 EXPLORED_SHARE = 0.3
@@ -35,13 +38,16 @@ class SimulatedTraining:
     @cached_property
     def lengths(self) -> LengthQuantiles:
         """The length predictor of all traces."""
-        prompts = np.concatenate([trace.prompt_tokens for trace in self.traces]).astype(np.float64)
-        outputs = np.concatenate([trace.output_tokens for trace in self.traces]).astype(np.float64)
-        return fit_lengths(prompts, outputs)
+        return joint_lengths([self])
 
     @cached_property
     def compiled(self) -> CompiledTable:
         """Clusters, regimes and look-up of what an exploring router saw on the first traces."""
+        traces = self.traces[:EXPLORED_TRACES]
+        return compiled_from(self.explored(traces, self.lengths), self.seed)
+
+    def explored(self, traces: Sequence[Trace], lengths: LengthQuantiles) -> Floats:
+        """What an exploring router sees on traces, in the order of `situation.Features`: (n_requests, 7)."""
         explored = policy(EXPLORED_POLICY)
         runs = [
             simulate(
@@ -49,13 +55,31 @@ class SimulatedTraining:
                 self.topology,
                 explored,
                 self.slo,
-                predict_lengths(self.lengths, trace.prompt_tokens.astype(np.float64)),
+                predict_lengths(lengths, trace.prompt_tokens.astype(np.float64)),
                 seed=self.seed + k,
                 explore=EXPLORED_SHARE,
                 with_features=True,
             )
-            for k, trace in enumerate(self.traces[:EXPLORED_TRACES])
+            for k, trace in enumerate(traces)
         ]
-        seen = np.concatenate([run.features for run in runs])
-        features, pressures = seen[:, : len(FEATURE_NAMES)], seen[:, len(FEATURE_NAMES) :]
-        return compile_table(features, pressures, fit_clusters(features, seed=self.seed), seed=self.seed)
+        return np.concatenate([run.features for run in runs])
+
+
+def compiled_from(seen: Floats, seed: int) -> CompiledTable:
+    """Clusters, regimes and look-up of what was seen (n_requests, 7)."""
+    features, pressures = seen[:, : len(FEATURE_NAMES)], seen[:, len(FEATURE_NAMES) :]
+    return compile_table(features, pressures, fit_clusters(features, seed=seed), seed=seed)
+
+
+def joint_lengths(trainings: Sequence[SimulatedTraining]) -> LengthQuantiles:
+    """The length predictor of several workloads' traces together."""
+    traces = [trace for training in trainings for trace in training.traces]
+    prompts = np.concatenate([trace.prompt_tokens for trace in traces]).astype(np.float64)
+    outputs = np.concatenate([trace.output_tokens for trace in traces]).astype(np.float64)
+    return fit_lengths(prompts, outputs)
+
+
+def joint_compiled(trainings: Sequence[SimulatedTraining], lengths: LengthQuantiles) -> CompiledTable:
+    """Clusters, regimes and look-up of several workloads on one topology, of the first trace of each."""
+    seen = [training.explored(training.traces[:1], lengths) for training in trainings]
+    return compiled_from(np.concatenate(seen), trainings[0].seed)

@@ -145,8 +145,36 @@ class SearchRecord:
     held_out: tuple[Score, ...]
 
 
+@dataclass(frozen=True)
+class Source:
+    """What an artifact is learned from: rows of a journal, or of simulated runs that stand in for one.
+
+    last_time: Unix time of the last row, None where it has none.
+    """
+
+    cluster_kind: str
+    dilation: float
+    rows: int
+    dropped: dict[str, int]
+    digests: tuple[str, ...]
+    last_time: float | None
+
+
+def source_of(frame: CleanFrame) -> Source:
+    """A journal."""
+    last_time = float(frame.rows["time"].max())
+    return Source(
+        cluster_kind=frame.cluster_kind,
+        dilation=frame.dilation,
+        rows=len(frame),
+        dropped=frame.report.counts(),
+        digests=frame.digests,
+        last_time=last_time if math.isfinite(last_time) else None,
+    )
+
+
 def build_artifact(
-    frame: CleanFrame,
+    frame: CleanFrame | Source,
     compiled: CompiledTable,
     actions: npt.ArrayLike,
     placement: PlacementParams,
@@ -175,20 +203,20 @@ def build_artifact(
         raise ArtifactError(f"actions of shape {given.shape}: the table has {compiled.n_actions} cells")
     if not np.isin(given, (0, 1)).all():
         raise ArtifactError("actions must be 0 (local) or 1 (remote)")
-    last_time = float(frame.rows["time"].max())
+    source = source_of(frame) if isinstance(frame, CleanFrame) else frame
     metadata = Metadata(
         format_version=FORMAT_VERSION,
         feature_names=list(FEATURE_NAMES),
         slo=[SloMetadata(*astuple(slo)) for slo in (targets.loose, targets.tight)],
-        cluster_kind=frame.cluster_kind,
-        dilation=_finite("the dilation", frame.dilation),
+        cluster_kind=source.cluster_kind,
+        dilation=_finite("the dilation", source.dilation),
         prefill_engines=prefill_engines,
         decode_engines=decode_engines,
         workload=workload,
-        journal_rows=len(frame),
-        journal_dropped=frame.report.counts(),
-        journal_digests=short_digests(frame.digests),
-        journal_last_time=last_time if math.isfinite(last_time) else None,
+        journal_rows=source.rows,
+        journal_dropped=source.dropped,
+        journal_digests=short_digests(source.digests),
+        journal_last_time=source.last_time,
         seed=search.seed,
         sampler=search.sampler,
         search_jobs=search.search_jobs,

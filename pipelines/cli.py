@@ -65,6 +65,8 @@ COMMANDS = (
     Command("export", "pipelines.export", "evaluate what was learned and write the artifact", "learn", True),
     Command("saturate", "pipelines.saturate", "find the rate at which round robin is in mid-collapse", "learn", True),
     Command("compare", "pipelines.compare", "run policies side by side, on a live cluster or simulated", "learn", True),
+    Command("frontier", "pipelines.frontier", "judge compared policies at other loads and engine counts", "learn"),
+    Command("ablate", "pipelines.ablate", "judge the learned policy without its parts, in the simulator", "learn"),
     Command("serve", "serve_table.server", "route requests to prefill and decode engines"),
     Command("explain", "serve_table.explain", "show how a request or a journal row is decided"),
     Command("cluster", "pipelines.cluster", "start, stop or show engines to run against", "learn"),

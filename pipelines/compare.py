@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from learn.contenders import CONTENDERS
+from learn.contenders import CONTENDERS, JOINT, RUTTER
 from pipelines import simulated_compare
 from pipelines.compared_runs import ComparedRun, CompareSettings, compared_runs, make_run, row_of
 from pipelines.comparison_report import DEFAULT_LEARNED, markdown_lines, scores_of, text_lines
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     workloads = f"workloads or traces; default: {' '.join(WORKLOADS)}, simulated every workload and three public traces"
     add("--workloads", nargs="+", metavar="NAME", help=workloads)
-    names = list(dict.fromkeys((*POLICIES, *CONTENDERS)))
+    names = list(dict.fromkeys((*POLICIES, *CONTENDERS, RUTTER)))
     policies = f"{ALL}, or some of {', '.join(names)}; default: {' '.join(DEFAULT_POLICIES)}, simulated {ALL}"
     add("--policies", nargs="+", choices=[ALL, *names], metavar="NAME", help=policies)
     seeds = (
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = f"clusters to simulate, {SIMULATED_ONLY}; default: {' '.join(topologies)}"
     add("--topologies", nargs="+", default=topologies, metavar="P+D", help=known)
     add("--trials", type=int, default=200, help=f"to tune each policy in each cell (%(default)s); {SIMULATED_ONLY}")
+    objective = "what the learned policy is learned for (%(default)s); latency's rows are of rutter_latency"
+    add("--objective", choices=list(JOINT), default="goodput", help=f"{objective}; {SIMULATED_ONLY}")
     add("--jobs", type=int, default=os.cpu_count() or 1, help=f"cells at a time (%(default)s); {SIMULATED_ONLY}")
     add("--markdown", action="store_true", help="end with Markdown tables and their conditions")
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from learn.contenders import JOINT
 from learn.evaluate import interval
 from pipelines.results import ResultRow
 from serve_table.policy import LEARNED_POLICIES
 
 DEFAULT_LEARNED = "table"
+LEARNED = (*JOINT.values(), *(name for name in LEARNED_POLICIES if name not in JOINT.values()))
+"""Policies that are no baselines, the first ones first to be held against them."""
 TIMES = (("P90 TTFT", "ttft_p90_s"), ("P99 TTFT", "ttft_p99_s"), ("P90 TPOT", "tpot_p90_s"))
 
 
@@ -73,15 +76,15 @@ class WorkloadScores:
 def scores_of(rows: Sequence[ResultRow]) -> WorkloadScores:
     """Scores of the rows of one workload on one cluster, at one rate.
 
-    Of the learned policies the first of LEARNED_POLICIES is held against the best of all others.
+    Of the learned policies the first of LEARNED is held against the best of all others.
     """
     counted: dict[str, dict[int, ResultRow]] = {}
     for row in rows:
         if row.counted:
             counted.setdefault(row.policy, {})[row.seed] = row
     goodput = {name: float(np.mean([row.goodput for row in runs.values()])) for name, runs in counted.items()}
-    learned = next((name for name in LEARNED_POLICIES if name in counted), DEFAULT_LEARNED)
-    baselines = [name for name in counted if name not in LEARNED_POLICIES]
+    learned = next((name for name in LEARNED if name in counted), DEFAULT_LEARNED)
+    baselines = [name for name in counted if name not in LEARNED]
     best = max(baselines, key=lambda name: goodput[name]) if baselines else None
     scores = [
         _score(name, runs, None if best is None or name == best else paired(runs, counted[best], best))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from learn.contenders import CONTENDERS, FORMS, is_tuned, tuned
+from learn.contenders import CONTENDERS, is_tuned, tuned
 from learn.evaluate import Bench, bench_of
 from learn.saturation import RATE_ROUNDS, settled_rate
 from learn.simulated_training import SimulatedTraining
@@ -99,7 +99,7 @@ class Cell:
 
 
 def contender_config(cell: CellConfig, name: str, trials: int, test_seeds: Sequence[int]) -> ContenderConfig:
-    return ContenderConfig(cell, name, FORMS.get(name, name), trials if is_tuned(name) else 0, tuple(test_seeds))
+    return ContenderConfig(cell, name, name, trials if is_tuned(name) else 0, tuple(test_seeds))
 
 
 def make_cell(cell: Cell) -> Cell:
@@ -124,6 +124,11 @@ def make_cell(cell: Cell) -> Cell:
         path = cell.judged_path(wanted)
         write_atomically(path, msgspec.json.format(msgspec.json.encode(judged), indent=2))
     return cell
+
+
+def read_judged(cell: Cell, contender: ContenderConfig) -> Judged:
+    """What a made contender's file says."""
+    return msgspec.json.decode(cell.judged_path(contender).read_bytes(), type=Judged)
 
 
 def cell_rate(cell: Cell, requests: Requests) -> float:

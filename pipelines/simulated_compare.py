@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from joblib import Parallel, delayed
 
-from learn.contenders import CONTENDERS
-from pipelines.grid_cell import SIMULATED, Cell, CellConfig, ContenderConfig, Judged, contender_config, make_cell
+from learn.contenders import CONTENDERS, JOINT, REFERENCES
+from pipelines.grid_cell import SIMULATED, Cell, CellConfig, ContenderConfig, contender_config, make_cell, read_judged
+from pipelines.grid_policy import TopologyWork, make_policy, topology_work
 from pipelines.grid_report import report_lines
 from pipelines.grid_traces import requests_for
 from pipelines.live_start import LiveStart
@@ -34,19 +35,31 @@ TRAINING_SEED = 0
 def run(args: argparse.Namespace) -> int:
     """Make the cells that are missing, write every result, and show the comparison."""
     check(args)
-    names = tuple(CONTENDERS) if args.policies is None or "all" in args.policies else tuple(args.policies)
-    for name in names:
-        if name not in CONTENDERS:
-            raise ConfigError(f"policy {name!r} is not compared in the simulator; known: {', '.join(CONTENDERS)}")
+    names, learned = names_of(args)
     results = ResultFile(args.out or DEFAULT_PATH, SIMULATED)
     results.rows()
     run_ = run_from(args)
     with run_.lock():
         cells = cells_of(args, names, run_)
         rows = complete(cells, args.jobs, results)
+        if learned:
+            rows += complete_learned(works_of(cells, args, run_), args.jobs, results)
     say(f"results in {results.path}")
     print("\n".join([*report_lines(rows, args.markdown), "", conditions(args)]))
     return 0
+
+
+def names_of(args: argparse.Namespace) -> tuple[tuple[str, ...], bool]:
+    """The policies that are tuned for every cell, and whether the learned one is wanted, which needs its references."""
+    learned = JOINT[args.objective]
+    asked = (*CONTENDERS, learned) if args.policies is None or "all" in args.policies else tuple(args.policies)
+    known = (*CONTENDERS, *JOINT.values())
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"policy {name!r} is not compared in the simulator; known: {', '.join(known)}")
+    is_learned = any(name in JOINT.values() for name in asked)
+    tuned = [name for name in asked if name in CONTENDERS]
+    return tuple(dict.fromkeys([*tuned, *REFERENCES] if is_learned else tuned)), is_learned
 
 
 def check(args: argparse.Namespace) -> None:
@@ -148,6 +161,39 @@ def complete(cells: Sequence[Cell], jobs: int, results: ResultFile) -> list[Resu
     return sorted(rows, key=lambda row: order[row.workload, f"{row.prefill_engines}P+{row.decode_engines}D"])
 
 
+def works_of(cells: Sequence[Cell], args: argparse.Namespace, run_: Run) -> list[TopologyWork]:
+    """One learned policy for each topology of the cells."""
+    by_topology: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_topology.setdefault(str(cell.config.topology), []).append(cell)
+    return [topology_work(found, args.objective, args.trials, run_) for found in by_topology.values()]
+
+
+def complete_learned(works: Sequence[TopologyWork], jobs: int, results: ResultFile) -> list[ResultRow]:
+    """Learn and judge the policies that are pending, several topologies at a time; returns the rows of all."""
+    done = [rows for work in works if (rows := learned_rows(work))]
+    for rows in done:
+        results.put(rows)
+    pending = [work for work in works if not learned_rows(work)]
+    say(f"the learned policies of {len(done)} of {len(works)} topologies are done")
+    begun_s = time.monotonic()
+    made = Parallel(n_jobs=max(min(jobs, len(pending)), 1), return_as="generator_unordered")(
+        delayed(make_policy)(work) for work in pending
+    )
+    for work in made:
+        work.run.finish(work.config.stage_name, work.stage_config, work.outputs())
+        results.put(row for cell in work.judged_cells() for row in finish(cell))
+        say(f"{work.config.policy} of {work.config.topology} is done in {(time.monotonic() - begun_s) / 60.0:.1f} min")
+    return [row for work in works for row in learned_rows(work)]
+
+
+def learned_rows(work: TopologyWork) -> list[ResultRow]:
+    """The rows of a topology's learned policy in all its cells; none where it is not done in one of them."""
+    found = [judged_rows(cell, cell.contenders[0]) for cell in work.judged_cells()]
+    done = work.run.done(work.config.stage_name, work.stage_config) is not None and all(found)
+    return [row for rows in found for row in rows] if done else []
+
+
 def pending_of(cell: Cell) -> Cell | None:
     """The cell with the policies that were not judged yet; None where all were."""
     left = tuple(
@@ -171,7 +217,7 @@ def judged_rows(cell: Cell, contender: ContenderConfig) -> tuple[ResultRow, ...]
     record = cell.run.done(contender.stage_name, msgspec.to_builtins(contender))
     if record is None:
         return ()
-    return msgspec.json.decode(cell.run.output_path(record, "judged").read_bytes(), type=Judged).rows
+    return read_judged(cell, contender).rows
 
 
 def conditions(args: argparse.Namespace) -> str:
@@ -179,7 +225,8 @@ def conditions(args: argparse.Namespace) -> str:
     source = f"the {args.hardware} profile" if args.calibration is None else f"calibration {args.calibration.name}"
     return (
         f"Conditions: simulated, {args.hardware}; {args.requests or DEFAULT_REQUESTS} requests a run at the rate where "
-        f"round robin is in mid-collapse on the training traces; times and SLO targets of {source}; every policy with "
-        f"parameters tuned for its cell by {args.trials} trials on training seeds; judged on held-out seeds from "
-        f"{args.seed} on and on later windows of traces; intervals: 95 %, paired by seed."
+        f"round robin is in mid-collapse on the training traces; times and SLO targets of {source}; every policy "
+        f"tuned for its cell by {args.trials} trials on training seeds, the learned one for all workloads of a "
+        f"topology at once for {args.objective}; judged on held-out seeds from {args.seed} on and on later windows of "
+        "traces; intervals: 95 %, paired by seed."
     )

@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "learn"))
 
-from small_runs import rutter, trained, trained_once
+from small_runs import compared_once, rutter, trained, trained_once
 
-__all__ = ["rutter", "trained", "trained_once"]
+__all__ = ["compared_once", "rutter", "trained", "trained_once"]

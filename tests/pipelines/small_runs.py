@@ -107,6 +107,17 @@ def trained(trained_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained_once, tmp_path / "run"))
 
 
+@pytest.fixture(scope="session")
+def compared_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a small simulated comparison of the learned policy, on chat and documents and 1P+2D."""
+    folder = tmp_path_factory.mktemp("compared")
+    words = ["--workloads", "chat", "documents", "--topologies", "1P+2D", "--policies", "rutter", "--jobs", "1"]
+    size = ["--requests", "120", "--seeds", "2", "--trials", "3"]
+    places = ["--run-dir", str(folder / "run"), "--out", str(folder / "grid.csv")]
+    assert cli.main(["compare", "--cluster", "simulated", *words, *size, *places]) == 0
+    return folder / "run"
+
+
 @contextmanager
 def started(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
     """A command line as a process, with its output in its pipes."""

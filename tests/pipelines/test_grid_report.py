@@ -1,5 +1,6 @@
 """The report of a simulated comparison, on rows whose truth is known."""
 
+import msgspec
 import pytest
 from result_rows import result_row
 
@@ -37,11 +38,26 @@ def test_policies_by_workload_best_mean_first_and_rutter_against_each_cell_s_bes
     ]
     assert lines[7].startswith("mixed at 10.1 requests/s: rutter is better than dynamo_style, +0.020 [")
     assert lines[8].startswith("chat at 10.1 requests/s: rutter is level with round_robin, -0.080 [")
-    assert lines[8].endswith("paired over 2 seeds")
-    assert lines[-1] == (
-        "rutter against the best baseline of each of 2 cells: mean -0.030, least -0.080; better in 1, worse in 0, "
-        "not to be told apart in 1"
-    )
+    assert "paired over 2 seeds; +0.000 [" in lines[8]
+    assert lines[8].endswith("over dynamo_style, P90 TTFT 1.00 times, P99 TTFT 1.00 times, P90 TPOT 1.00 times")
+    assert lines[-2:] == [
+        "rutter against the best baseline of each of 2 cells: mean -0.030, least -0.080, at least -0.005 in 1; better "
+        "in 1, worse in 0, not to be told apart in 1",
+        "rutter against tuned dynamo_style in 2 cells: goodput +0.010, least +0.000; P90 TTFT 1.00 times (largest "
+        "1.00), P99 TTFT 1.00 times (largest 1.00), P90 TPOT 1.00 times (largest 1.00)",
+    ]
+
+
+def test_times_are_ratios_to_dynamo_style_of_the_same_cell() -> None:
+    slower = [msgspec.structs.replace(row, ttft_p99_s=0.5) if row.policy == "rutter" else row for row in rows()]
+    longer = [msgspec.structs.replace(row, tpot_p90_s=0.04) if row.workload == "chat" else row for row in slower]
+    lines = report_lines(longer)
+    assert lines[7].endswith("P99 TTFT 1.25 times, P90 TPOT 1.00 times")
+    assert "P99 TTFT 1.25 times (largest 1.25), P90 TPOT 1.00 times" in lines[-1]
+    latency = [
+        msgspec.structs.replace(row, policy="rutter_latency") if row.policy == "rutter" else row for row in rows()
+    ]
+    assert "rutter_latency against the best baseline of each of 2 cells" in report_lines(latency)[-2]
 
 
 def test_topologies_have_tables_of_their_own_and_missing_policies_a_dash() -> None:
@@ -49,7 +65,7 @@ def test_topologies_have_tables_of_their_own_and_missing_policies_a_dash() -> No
     lines = report_lines([*rows(), *other])
     assert lines.index("2P+4D, mean goodput:") < lines.index("1P+2D, mean goodput:")
     assert ["round_robin", "0.780", "-", "0.780"] in [line.split() for line in lines]
-    assert "of each of 4 cells" in lines[-1]
+    assert "of each of 4 cells" in lines[-2]
 
 
 def test_baselines_alone_have_no_verdict() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from small_runs import Ended, Rutter
 
-from learn.contenders import CONTENDERS
+from learn.contenders import CONTENDERS, RUTTER
 from pipelines import simulated_compare
 from pipelines.grid_cell import Cell, Judged, make_cell
 from pipelines.simulated_compare import topology_of
@@ -20,7 +20,8 @@ FIRST_COLUMNS = [
 ]
 WORDS = ["--workloads", "chat", "--requests", "120", "--seeds", "2", "--trials", "3", "--jobs", "1"]
 SMALL = ["--topologies", "1P+2D", "2P+2D"]
-FEW = ["--policies", "round_robin", "dynamo_style", "rutter"]
+FEW = ["--policies", "round_robin", "dynamo_style"]
+ALL = [*CONTENDERS, RUTTER]
 
 
 class Grid:
@@ -64,8 +65,8 @@ def test_one_row_a_cell_policy_and_seed_at_the_cell_s_rate(grid: Grid) -> None:
     rows = grid.rows()
     assert list(rows[0])[: len(FIRST_COLUMNS)] == FIRST_COLUMNS
     seeds = (HELD_OUT_SEED, HELD_OUT_SEED + 1)
-    assert {(row["policy"], int(row["seed"])) for row in rows} == {(n, seed) for n in CONTENDERS for seed in seeds}
-    assert len(rows) == 2 * len(CONTENDERS)
+    assert {(row["policy"], int(row["seed"])) for row in rows} == {(n, seed) for n in ALL for seed in seeds}
+    assert len(rows) == 2 * len(ALL)
     for row in rows:
         assert (row["workload"], row["prefill_engines"], row["decode_engines"]) == ("chat", "1", "2")
         assert (row["cluster_kind"], row["counted"], row["requests"]) == ("simulated", "true", "120")
@@ -101,7 +102,7 @@ def test_f35_a_killed_comparison_continues_with_the_missing_cells(
     ended = grid.run(*SMALL, *FEW)
     assert ended.status == 0, ended.error
     assert "1 of 2 cells are done" in ended.out
-    assert made == ["chat 2P+2D round_robin dynamo_style rutter"]
+    assert made == ["chat 2P+2D round_robin dynamo_style"]
     rows = grid.rows()
     assert len(rows) == 2 * len(before)
     assert all(row in rows for row in before)

@@ -1,0 +1,213 @@
+"""One price for several workloads: every point of the search is judged on all of them, against each one's baselines.
+
+A point that is far behind the best so far after some of the traces is not run on the others; its value is then the
+best's with the difference so far, which leaves it behind. What is compared is the same traces at any time.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+import numpy as np
+from optuna.distributions import FloatDistribution
+
+from learn.evaluate import Bench
+from learn.neighbours import neighbour
+from learn.objective import GOODPUT_WORTH, TPOT_WORTH, percentile_ratio, tail_excess
+from learn.policy_space import (
+    Params,
+    Space,
+    price_policy,
+    price_space,
+    price_start,
+    table_point,
+    table_policy,
+    table_space,
+    table_warm_start,
+)
+from learn.search import search
+from learn.simulation import Simulated, simulate
+from learn.study import Best, StoredStudy, best_of, count_complete
+from learn.table import CompiledTable
+from serve_table.lookup import Table
+from serve_table.policy import Policy
+from serve_table.price_params import PriceParams
+
+WORST_WEIGHT = 0.5
+"""Of the worst workload beside the mean of all, so that none pays for the others."""
+TAIL_COST = 0.1
+"""Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
+WORSE_WORTH = 3.0
+"""Of a share of latency that is above the reference's, beside its own."""
+GOOD: Params = MappingProxyType(
+    {
+        "harm_weight": 0.174,
+        "ttft_width": 0.042,
+        "tpot_width": 0.0376,
+        "remaining_floor": 0.506,
+        "kv_wait": 2.04,
+        "ttft_weight": 0.0273,
+        "tpot_weight": 0.00535,
+        "backlog_weight": 0.0005,
+        "prefill_weight": 0.0002,
+        "local_weight": 0.0411,
+        "short_stay": 0.778,
+        "step_factor": 0.864,
+    }
+)
+"""What a search on the five synthetic workloads at 2P+4D found; others near it are found sooner from it."""
+SAMPLED_SHARE = 0.2
+"""Of the trials are the sampler's; the others are neighbours of the best so far."""
+ROUND = 4
+"""Neighbours of one leader."""
+HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.04, 3: 0.02})
+"""After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
+
+
+@dataclass(frozen=True)
+class JointCell:
+    """A workload's part of a joint search. bench: the traces that are searched on, with lengths as the one predictor
+    says. best, dynamo: on the same traces the runs of the workload's best tuned baseline and of tuned Dynamo-style,
+    each with what it was tuned with.
+    """
+
+    bench: Bench
+    best: Sequence[Simulated]
+    dynamo: Sequence[Simulated]
+
+
+Gain = Callable[[JointCell, Sequence[Simulated]], float]
+
+
+def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
+    """Mean difference in goodput to the best baseline, less what a tail much longer than Dynamo-style's costs.
+
+    runs: of the cell's first traces. The spread between traces is not taken off as for a single workload: they are of
+    different loads, and a gain that grows with the load is no worse for it.
+    """
+    paired = [run.goodput - other.goodput for run, other in zip(runs, cell.best, strict=False)]
+    return float(np.mean(paired)) - TAIL_COST * tail_excess(runs, cell.dynamo[: len(runs)])
+
+
+def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
+    """How far P90 TTFT and P90 TPOT are below tuned Dynamo-style's, as mean log ratios over the cell's first traces.
+
+    What is above on a trace, and goodput that is lost, weighs more than what is gained: neither is to pay for another.
+    """
+    pairs = list(zip(runs, cell.dynamo, strict=False))
+    ttft, tpot = (
+        -np.log([percentile_ratio([run], [other], column, 90) for run, other in pairs])
+        for column in ("ttft_s", "tpot_s")
+    )
+    worse = np.minimum(ttft, 0.0) + TPOT_WORTH * np.minimum(tpot, 0.0)
+    lost = min(float(np.mean([run.goodput - other.goodput for run, other in pairs])), 0.0)
+    return float(np.mean(ttft + TPOT_WORTH * tpot + WORSE_WORTH * worse)) + GOODPUT_WORTH * lost
+
+
+GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
+"""What is learned for, by the objective's name."""
+
+
+def joint_space() -> Space:
+    """What is learned of the price for several workloads."""
+    return {
+        "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
+        "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
+        "late_hold": FloatDistribution(1.5, 6.0),
+        "deadline_share": FloatDistribution(0.0, 1.0),
+        **price_space(),
+    }
+
+
+def joint_start() -> list[Params]:
+    """Tried first: what was good before, the price's own start, with requests held, and with the table favoured."""
+    defaults = asdict(PriceParams())
+    held = [{"hold_s": 0.01, "deadline_share": share} for share in (1.0, 0.5)]
+    others = [price_start()[0] | other for other in (*held, {"table_weight": 0.05})]
+    points = [
+        {name: point.get(name, defaults[name]) for name in joint_space()} for point in (GOOD, *price_start(), *others)
+    ]
+    return [point for k, point in enumerate(points) if point not in points[:k]]
+
+
+class JointObjective:
+    """The value of a point over all cells: the mean of their gains and, weighted, the least of them.
+
+    Remembers how the best point so far stood after each trace, to give up hopeless ones.
+    """
+
+    def __init__(self, cells: Sequence[JointCell], gain: Gain, policy: Callable[[Params], Policy]) -> None:
+        self._cells = cells
+        self._gain = gain
+        self._policy = policy
+        self._leader: list[float] = []
+
+    def __call__(self, params: Params) -> float:
+        policy = self._policy(params)
+        runs: list[list[Simulated]] = [[] for _ in self._cells]
+        values: list[float] = []
+        for k in range(len(self._cells[0].bench.traces)):
+            for cell, found in zip(self._cells, runs, strict=True):
+                found.append(run_of(cell.bench, policy, k))
+            values.append(self._value(runs))
+            if self._leader and values[k] < self._leader[k] - HOPELESS.get(k + 1, np.inf):
+                return self._leader[-1] + values[k] - self._leader[k]
+        if not self._leader or values[-1] > self._leader[-1]:
+            self._leader = values
+        return values[-1]
+
+    def _value(self, runs: Sequence[Sequence[Simulated]]) -> float:
+        gains = [self._gain(cell, found) for cell, found in zip(self._cells, runs, strict=True)]
+        return float(np.mean(gains)) + WORST_WEIGHT * min(gains)
+
+
+def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:
+    """The run of a bench's trace k."""
+    return simulate(bench.traces[k], bench.topology, policy, bench.slo, bench.predicted[k], k)
+
+
+@dataclass(frozen=True)
+class JointSearch:
+    """A search over cells of one topology with the same number of traces. objective: of GAINS.
+
+    Equal cells and seeds give equal results, also across kills.
+    """
+
+    cells: Sequence[JointCell]
+    objective: str
+    n_trials: int
+    seed: int
+
+    def best_table(self, study: StoredStudy, compiled: CompiledTable) -> Best:
+        """The best table, of the sampler's points: it is for the price to favour."""
+        value = self._value(study, lambda params: table_policy(compiled, table_point(compiled, params)))
+        space, start = table_space(compiled), table_warm_start(compiled)
+        return search(study, space, value, self.n_trials, seed=self.seed, warm_start=start)
+
+    def best_price(self, study: StoredStudy, table: Table) -> Best:
+        """The best price that may favour the table.
+
+        The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
+        others are near their best already.
+        """
+        bench, space = self.cells[0].bench, joint_space()
+        value = self._value(study, lambda params: price_policy(params, bench.topology, bench.slo, table))
+        done = math.ceil(SAMPLED_SHARE * self.n_trials)
+        best = search(study, space, value, done, seed=self.seed, warm_start=joint_start())
+        while done < self.n_trials:
+            leader = best_of(study.trials(), done).params
+            rng = np.random.default_rng([self.seed, done])
+            round_end = min(done + ROUND, self.n_trials)
+            points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
+            best = search(study, space, value, round_end, seed=self.seed, warm_start=points)
+            done = round_end
+        return best
+
+    def _value(self, study: StoredStudy, policy: Callable[[Params], Policy]) -> JointObjective:
+        """The objective, which knows the best of a study that is continued."""
+        value = JointObjective(self.cells, GAINS[self.objective], policy)
+        trials = study.trials()
+        if 0 < count_complete(trials) < self.n_trials:
+            value(best_of(trials).params)
+        return value
