@@ -33,8 +33,8 @@ MAX_FACTOR = 12.0
 
 KEPT = 0.999
 """Of what was seen before, at every new sample: about the last thousand count."""
-MAX_MOVE = 1.25
-"""By which one sample can move a constant: a single wild one does little, and nine make up for a factor of 7."""
+MAX_MOVE = 3.0
+"""By which one sample can move a constant: a single wild one is soon made up for, and a few undo a factor of 12."""
 OUTLIER = 0.3
 """A sample that is further off than this, as a share, pulls no harder."""
 PRIOR_SCALE = 0.3

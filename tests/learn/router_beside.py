@@ -18,6 +18,7 @@ from learn import routing, simulator
 from learn.policy_space import price_policy
 from learn.simulation import simulate
 from serve_table.harm import RENEWED_AFTER_TOKENS
+from serve_table.price_params import N_CONSTANTS
 from serve_table.residents import BoundRequest, ResidentBook
 from serve_table.situation import NO_ENGINE, Decision, Fleet
 
@@ -33,6 +34,7 @@ class RouterBeside:
         self.book = ResidentBook(POLICY.params, N_PREFILL, SMALL_TOPOLOGY.decode_engines, lambda: self.now_s)
         self.bound: dict[int, BoundRequest] = {}
         self.next_told: dict[int, int] = {}
+        self.constants: list[float] = []
         self.simulated: list[Decision] = []
         self.routed: list[Decision] = []
         self._decide, self._complete = routing.decide, simulator._complete
@@ -40,6 +42,7 @@ class RouterBeside:
     def decide(self, number: int, params: Any, table: Any, request: Any, fleet: Any, i: int, *rest: Any) -> Decision:
         explore, draws, residents = rest
         self.now_s = residents.now_s
+        self.constants = params[:N_CONSTANTS].tolist()
         chosen: Decision = self._decide(number, params, table, request, fleet, i, explore, draws, residents)
         listed_fleet = Fleet(*(column.tolist() for column in fleet))
         listed = request._replace(
@@ -50,7 +53,13 @@ class RouterBeside:
         self.simulated.append(chosen)
         prefill = None if chosen.prefill == NO_ENGINE else int(chosen.prefill)
         self.bound[i] = self.book.bind(
-            int(chosen.decode), prefill, request.slo_class, request.prompt_tokens, request.predicted_output_tokens
+            int(chosen.decode),
+            prefill,
+            request.slo_class,
+            request.prompt_tokens,
+            request.predicted_output_tokens,
+            request.prompt_tokens - listed.decode_cached_tokens[chosen.decode],
+            request.prompt_tokens - (0.0 if prefill is None else listed.prefill_cached_tokens[prefill]),
         )
         return chosen
 
@@ -80,6 +89,7 @@ def results() -> dict[str, Any]:
     """Agreement over two runs, in one of them with work piling up."""
     agreed: list[bool] = []
     seen = set()
+    apart = 0.0
     for seed, rate in ((2, 30.0), (3, 60.0)):
         router = RouterBeside()
         vars(routing).update(decide=router.decide)
@@ -91,7 +101,9 @@ def results() -> dict[str, Any]:
         seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
         left = max(abs(value) for value in router.book.seen().shares)
         agreed.append(left == 0.0)
-    return {"share": sum(agreed) / len(agreed), "choices": len(seen)}
+        constants = zip(router.book.params[:N_CONSTANTS], router.constants, strict=True)
+        apart = max(apart, *(abs(ours / theirs - 1.0) for ours, theirs in constants if theirs > 0.0))
+    return {"share": sum(agreed) / len(agreed), "choices": len(seen), "apart": apart}
 
 
 if __name__ == "__main__":

@@ -4,16 +4,21 @@ import asyncio
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from router_bench import CHAT, COMPLETIONS, chat_body, router_bench
 from sample_artifact import sample_artifact
 from sample_row import sample_row
 from stub_engines import Out, StubRequest, decode_engine, prefill_engine, running
+from test_decision import GREEDY
 
 from serve_table.errors import JournalError
-from serve_table.journal import Row
+from serve_table.harm import N_SHARE
+from serve_table.journal import FleetRow, ResidentsRow, Row
 from serve_table.policy import POLICIES, Policy, policy
-from serve_table.replay import redecide
+from serve_table.price import decode_values
+from serve_table.price_params import with_constants
+from serve_table.replay import redecide, request_and_fleet, residents_of
 from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES
 
 
@@ -124,3 +129,24 @@ async def test_rows_hold_the_residents_where_the_policy_decides_by_them(tmp_path
             await bench.client.post(CHAT, json=chat_body())
             row = await bench.row()
         assert (row.residents is not None) == (name == "price")
+
+
+def test_a_row_is_decided_again_by_the_constants_of_its_time() -> None:
+    """As estimated then, steps took far too long for a tight request beside others; by the artifact's they do not."""
+    price = policy("price")
+    shares = [0.0] * (2 * N_SHARE)
+    fleet = FleetRow([0.0], [0.0], [1.0], [20.0, 90.0], [0.0] * 2, [0.0] * 2, [1.0] * 2, [0.0], [0.0] * 2)
+    row = sample_row(fleet=fleet, prompt_tokens=200.0, slo_class=1, draws=[1.0] * 4, explore=0.0)
+
+    def value_of(constants: list[float]) -> tuple[float, float]:
+        residents = ResidentsRow(0.0, [0.0], shares, constants)
+        again = msgspec.json.decode(msgspec.json.encode(residents), type=ResidentsRow)
+        seen = msgspec.structs.replace(row, residents=again)
+        request, found = request_and_fleet(seen)
+        assert redecide(seen, price) == price.decide(request, found, row.rotation, 0.0, GREEDY, residents_of(seen))
+        params = with_constants(price.params, residents_of(seen).constants)
+        return decode_values(params, request, found, residents_of(seen), 0.01, 0.0, 0)
+
+    assert value_of([]) == value_of(price.params[:7])
+    assert value_of([7.0 * value for value in price.params[:7]]) < value_of([])
+    assert residents_of(sample_row()).constants == ()

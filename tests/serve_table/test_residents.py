@@ -8,11 +8,14 @@ import pytest
 from router_bench import CHAT, chat_body, router_bench
 from stub_engines import DONE, Out, StubRequest, chat_event, prefill_engine, running, usage_event
 
-from serve_table.harm import N_SHARE, context_tokens, harm, remaining_tokens
+from serve_table.harm import N_SHARE, RENEWED_AFTER_TOKENS, context_tokens, harm, remaining_tokens
 from serve_table.policy import policy
-from serve_table.residents import ResidentBook
+from serve_table.price_params import CONSTANT_NAMES
+from serve_table.residents import BoundRequest, ResidentBook
+from serve_table.step_time import A40_3B, step_time_s
 
 PARAMS = policy("price").params
+STEP = A40_3B.step.as_list()
 
 
 class Clock:
@@ -116,7 +119,39 @@ def test_whatever_happens_in_which_order_nothing_is_left(book: ResidentBook, clo
     for bound in live:
         bound.leave()
     assert book.requests == [0.0] * 3
+    assert all((e.streaming, e.streaming_tokens, e.local_pending) == (0.0, 0.0, 0) for e in book.engines)
     assert book.seen().shares == [0.0] * (3 * N_SHARE)
+
+
+def test_the_constants_are_told_from_what_streams(clock: Clock) -> None:
+    """Engines four times faster than their artifact has it; what waits, pends or was prefilled elsewhere counts too."""
+    slow = policy("price", {name: 4.0 * value for name, value in zip(CONSTANT_NAMES[:2], STEP[:2], strict=True)}).params
+    book = ResidentBook(slow, 1, 1, clock)
+    rng = random.Random(4)
+    live: dict[BoundRequest, int] = {}
+    for step in range(6000):
+        if step % 9 == 0:
+            bound = book.bind(0, 0, 0, float(rng.randrange(100, 900)), 300.0)
+            clock.now_s += 0.001
+            bound.prefill_returned()
+            live[bound] = 0
+        context = sum(bound._resident.prompt_tokens + tokens for bound, tokens in live.items())
+        clock.now_s += step_time_s(STEP, len(live), context)
+        for bound in list(live):
+            live[bound] += 1
+            if live[bound] % RENEWED_AFTER_TOKENS == 1:
+                bound.streamed(live[bound])
+            if live[bound] > 200 and rng.random() < 0.02:
+                bound.leave()
+                del live[bound]
+    assert book.engines[0].streaming == len(live)
+    requests, context = float(len(live)), 600.0 * len(live)
+    assert step_time_s(book.params, requests, context) == pytest.approx(step_time_s(STEP, requests, context), rel=0.03)
+    assert list(book.seen().constants) == list(book.params[:7]) != slow[:7]
+    assert book.params[7:] == slow[7:]
+    for bound in live:
+        bound.leave()
+    assert (book.engines[0].streaming, book.engines[0].streaming_tokens) == (0.0, 0.0)
 
 
 async def test_the_router_keeps_what_it_relays(tmp_path: Path) -> None:
@@ -152,4 +187,10 @@ async def test_the_router_keeps_what_it_relays(tmp_path: Path) -> None:
         go_on.set()
         await streaming
         await bench.until_idle()
-        assert (await bench.row()).policy == "price"
+        row = await bench.row()
+        assert row.policy == "price"
+        assert row.residents is not None
+        assert len(row.residents.constants) == 7
+        text = (await bench.client.get("/metrics")).text
+        assert 'rutter_constant{constant="step_floor_s"}' in text
+        assert 'rutter_constant_ratio{constant="handoff_per_token_s"}' in text
