@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
-from optuna.distributions import FloatDistribution
 
 from learn.evaluate import Bench
 from learn.neighbours import neighbour
 from learn.objective import GOODPUT_WORTH, TPOT_WORTH, percentile_ratio, tail_excess
 from learn.policy_space import (
     Params,
-    Space,
     price_policy,
     price_space,
     price_start,
@@ -109,24 +107,13 @@ GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency"
 """What is learned for, by the objective's name."""
 
 
-def joint_space() -> Space:
-    """What is learned of the price for several workloads."""
-    return {
-        "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
-        "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
-        "late_hold": FloatDistribution(1.5, 6.0),
-        "deadline_share": FloatDistribution(0.0, 1.0),
-        **price_space(),
-    }
-
-
 def joint_start() -> list[Params]:
     """Tried first: what was good before, the price's own start, with requests held, and with the table favoured."""
     defaults = asdict(PriceParams())
-    held = [{"hold_s": 0.01, "deadline_share": share} for share in (1.0, 0.5)]
-    others = [price_start()[0] | other for other in (*held, {"table_weight": 0.05})]
+    held = [{**GOOD, "hold_s": 0.01, "late_hold": 20.0, "deadline_share": share} for share in (1.0, 0.3)]
+    others = [*held, {**GOOD, "table_weight": 0.05}]
     points = [
-        {name: point.get(name, defaults[name]) for name in joint_space()} for point in (GOOD, *price_start(), *others)
+        {name: point.get(name, defaults[name]) for name in price_space()} for point in (GOOD, *price_start(), *others)
     ]
     return [point for k, point in enumerate(points) if point not in points[:k]]
 
@@ -191,7 +178,7 @@ class JointSearch:
         The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
         others are near their best already.
         """
-        bench, space = self.cells[0].bench, joint_space()
+        bench, space = self.cells[0].bench, price_space()
         value = self._value(study, lambda params: price_policy(params, bench.topology, bench.slo, table))
         done = math.ceil(SAMPLED_SHARE * self.n_trials)
         best = search(study, space, value, done, seed=self.seed, warm_start=joint_start())

@@ -56,9 +56,15 @@ def goodput_lost(runs: Sequence[Measured], reference: Sequence[Measured]) -> flo
 
 
 def percentile_ratio(runs: Sequence[Measured], reference: Sequence[Measured], column: str, q: float) -> float:
-    """Mean percentile against the reference's; 1 where either has none, as answers of one token have no TPOT."""
-    own, other = mean_percentile(runs, column, q), mean_percentile(reference, column, q)
-    return own / other if own is not None and other is not None and other > 0.0 else 1.0
+    """Percentiles against the reference's: the geometric mean of the traces' ratios, so that one at a high load weighs
+    no more than one at a low load. A trace counts as 1 where either has none, as answers of one token have no TPOT.
+    """
+    logs = []
+    for run, other in zip(runs, reference, strict=True):
+        own, its = mean_percentile([run], column, q), mean_percentile([other], column, q)
+        if own is not None and its is not None and own > 0.0 and its > 0.0:
+            logs.append(float(np.log(own / its)))
+    return float(np.exp(sum(logs) / len(runs)))
 
 
 OBJECTIVES: Mapping[str, Callable[[Sequence[Measured], Sequence[Measured]], float]] = MappingProxyType(

@@ -207,11 +207,11 @@ def price_space() -> Space:
         "prefill_weight": FloatDistribution(0.0, 0.2),
         "local_weight": FloatDistribution(0.0, 0.2),
         "short_stay": FloatDistribution(0.0, 1.0),
-        "step_factor": FloatDistribution(0.85, 1.1),
+        "step_factor": FloatDistribution(0.7, 1.1),
         # In steps, so that the search can come back to exactly 0, which switches each off.
         "table_weight": FloatDistribution(0.0, 0.3, step=0.01),
         "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
-        "late_hold": FloatDistribution(1.5, 6.0),
+        "late_hold": FloatDistribution(1.0, 30.0, log=True),
         "deadline_share": FloatDistribution(0.0, 1.0),
     }
 
@@ -228,7 +228,7 @@ def price_start() -> list[dict[str, Any]]:
         {"tpot_width": 0.06, "ttft_width": 0.12},
         {"harm_weight": 1.5, "step_factor": 1.0},
         {"hold_s": 0.01},
-        {"hold_s": 0.01, "deadline_share": 0.3},
+        {"hold_s": 0.01, "deadline_share": 0.3, "late_hold": 20.0},
         {"table_weight": 0.05},
     )
     return [start, *(start | other for other in others)]

@@ -9,9 +9,9 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import JointCell, JointSearch, joint_space
+from learn.joint import JointCell, JointSearch
 from learn.lengths import LengthQuantiles
-from learn.policy_space import table_point
+from learn.policy_space import price_space, table_point
 from learn.search import SAMPLER
 from learn.simulated_training import SimulatedTraining, joint_compiled, joint_lengths
 from learn.simulation import Simulated, Topology
@@ -115,7 +115,7 @@ class TopologyWork:
 
 def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run) -> TopologyWork:
     """The work of cells of one topology, each with at least the references among its contenders."""
-    space = {name: distribution_to_json(distribution) for name, distribution in joint_space().items()}
+    space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
     config = PolicyConfig(tuple(cell.config for cell in cells), objective, space, trials)
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)

@@ -16,11 +16,10 @@ from learn.joint import (
     JointObjective,
     JointSearch,
     goodput_gain,
-    joint_space,
     joint_start,
     lower_latency,
 )
-from learn.policy_space import Params, price_policy, table_point
+from learn.policy_space import Params, price_policy, price_space, table_point
 from learn.simulated_training import joint_compiled
 from learn.simulation import Simulated
 from learn.study import StoredStudy
@@ -109,5 +108,5 @@ def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) ->
     value = JointObjective(cells, GAINS[objective], price)
     # The first points favour no table, so that it does not matter which it is.
     assert best.value >= max(value(point) for point in joint_start()[:1]) - 1e-12
-    assert best.params.keys() == joint_space().keys()
+    assert best.params.keys() == price_space().keys()
     assert replace(joint, n_trials=6).best_price(study, table).complete == 6
