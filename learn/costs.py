@@ -149,9 +149,8 @@ def _simplex(loss: Callable[[Floats], float], start: Floats, width: float) -> Fl
 
 def _run_errors(journal: JournalTrace, topology: Topology, slo: SloTargets) -> tuple[Floats, Floats]:
     """Log ratios of simulated to measured TTFT and TPOT of one run's rows."""
-    run = replay(
-        journal.trace, topology, slo, journal.predicted_tokens, journal.action, journal.prefill, journal.decode
-    )
+    choices = (journal.action, journal.prefill, journal.decode)
+    run = replay(journal.trace, topology, slo, journal.predicted_tokens, *choices, held_s=journal.held_s)
     return _log_ratio(run.ttft_s, journal.ttft_s), _log_ratio(run.tpot_s, journal.tpot_s)
 
 

@@ -26,8 +26,8 @@ class JournalTrace:
     """A run as a trace, with what was executed: columns (n_requests,) in order of arrival.
 
     action: LOCAL or REMOTE as executed. prefill, decode: index into prefill_engines and decode_engines; prefill is
-    -1 where local. predicted_tokens: as the decision saw them. ttft_s, tpot_s: as measured, NaN where not.
-    left_out: reason to number of rows that put no or unknown load on the engines.
+    -1 where local. predicted_tokens: as the decision saw them. held_s: in the router, before it was sent. ttft_s,
+    tpot_s: as measured, NaN where not. left_out: reason to number of rows that put no or unknown load on the engines.
     """
 
     trace: Trace
@@ -36,6 +36,7 @@ class JournalTrace:
     prefill: Ints
     decode: Ints
     predicted_tokens: Floats
+    held_s: Floats
     ttft_s: Floats
     tpot_s: Floats
     prefill_engines: tuple[str, ...]
@@ -84,6 +85,7 @@ def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
         prefill=_indices([row.executed_prefill_engine for row in used], prefill_engines),
         decode=_indices([row.executed_decode_engine for row in used], decode_engines),
         predicted_tokens=np.array([row.predicted_output_tokens for row in used], dtype=np.float64),
+        held_s=np.array([row.waited_s or 0.0 for row in used], dtype=np.float64),
         ttft_s=np.array([row.ttft_s for row in used], dtype=np.float64),
         tpot_s=np.array([row.tpot_s for row in used], dtype=np.float64),
         prefill_engines=prefill_engines,

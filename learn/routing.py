@@ -133,7 +133,12 @@ def _send(
         _make_sequence(core, load, i, 2 * i + 1, PULL)
     else:
         _make_sequence(core, load, i, 2 * i + 1, LOCAL)
-    push_event(state.events, now_s + routing.overhead_s, SUBMIT, first)
+    sent_s = now_s
+    if routing.policy == FORCED:
+        sent_s += outcome.held_s[i]
+    else:
+        outcome.held_s[i] = now_s - load.arrival_s[i]
+    push_event(state.events, sent_s + routing.overhead_s, SUBMIT, first)
 
 
 @jit

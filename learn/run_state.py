@@ -29,12 +29,14 @@ class Load(NamedTuple):
 class Outcome(NamedTuple):
     """What happened: columns (n_requests,). prefill is -1 where local; times NaN where unanswered.
 
-    features (n_requests, 7): as the decision saw them, in the order of `Features`; no rows where not wanted.
+    held_s: from its coming until it was sent. features (n_requests, 7): as the decision saw them, in the order of
+    `Features`; no rows where not wanted.
     """
 
     action: Ints
     prefill: Ints
     decode: Ints
+    held_s: Floats
     first_token_s: Floats
     finish_s: Floats
     cached_tokens: Ints

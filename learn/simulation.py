@@ -48,7 +48,8 @@ class Topology:
 class Simulated:
     """Columns (n_requests,) of one run; tpot_s is NaN for answers of one token.
 
-    features (n_requests, 7): what each decision saw, in the order of `situation.Features`; no rows where not wanted.
+    held_s: in the router, until it was sent. features (n_requests, 7): what each decision saw, in the order of
+    `situation.Features`; no rows where not wanted.
     """
 
     ttft_s: Floats
@@ -57,6 +58,7 @@ class Simulated:
     action: Ints
     prefill: Ints
     decode: Ints
+    held_s: Floats
     cached_tokens: Ints
     propensity: Floats
     features: Floats
@@ -104,8 +106,9 @@ def replay(
     action: Ints,
     prefill: Ints,
     decode: Ints,
+    held_s: npt.ArrayLike = 0.0,
 ) -> Simulated:
-    """Run a trace with every choice given, as a journal has them; prefill is -1 where local.
+    """Run a trace with every choice given, as a journal has them; prefill is -1 where local. held_s: in the router.
 
     Raises TraceError as `simulate` does, and where the choices name engines that the topology lacks.
     """
@@ -114,6 +117,7 @@ def replay(
     outcome.action[:] = action
     outcome.prefill[:] = prefill
     outcome.decode[:] = decode
+    outcome.held_s[:] = held_s
     return _run(trace, topology, slo, predicted_tokens, 0, 0.0, None, outcome)
 
 
@@ -122,6 +126,7 @@ def _new_outcome(n: int, with_features: bool = False) -> Outcome:
         action=np.zeros(n, np.int64),
         prefill=np.zeros(n, np.int64),
         decode=np.zeros(n, np.int64),
+        held_s=np.zeros(n),
         first_token_s=np.full(n, np.nan),
         finish_s=np.full(n, np.nan),
         cached_tokens=np.zeros(n, np.int64),
@@ -210,6 +215,7 @@ def _measured(trace: Trace, slo: SloTargets, outcome: Outcome, preemptions: int)
         outcome.action,
         outcome.prefill,
         outcome.decode,
+        outcome.held_s,
         outcome.cached_tokens,
         outcome.propensity,
         outcome.features,

@@ -62,7 +62,7 @@ class Simulator:
             given = (journal.trace, self.topology(journal))
             if candidate is None:
                 choices = (journal.action, journal.prefill, journal.decode)
-                found = replay(*given, slo, journal.predicted_tokens, *choices)
+                found = replay(*given, slo, journal.predicted_tokens, *choices, held_s=journal.held_s)
             else:
                 found = simulate(*given, candidate, slo, journal.predicted_tokens, seed)
             met += found.slo_met[[name in self.counted for name in journal.request_ids]].tolist()

@@ -75,19 +75,23 @@ def topology_of(recorded: RecordedRun, artifact: Artifact) -> Topology:
 def replayed_met(trace: Trace, topology: Topology, slo: SloTargets, predicted: Floats, rows: Sequence[Row]) -> Bools:
     """SLO outcomes (n_requests,) of the executed choices; requests that none was executed for missed their targets."""
     choices = np.full((len(trace), 3), NO_ENGINE, np.int64)
+    held_s = np.zeros(len(trace))
     part = np.zeros(len(trace), bool)
     for row in rows:
         if row.executed is None or row.executed_decode_engine is None:
             continue
         i = request_index(row)
         part[i] = True
+        held_s[i] = row.waited_s or 0.0
         choices[i, 0] = ACTION_NAMES.index(row.executed)
         choices[i, 1] = _place(row.executed_prefill_engine, row.prefill_engines)
         choices[i, 2] = _place(row.executed_decode_engine, row.decode_engines)
     met = np.zeros(len(trace), bool)
     if part.any():
         executed = np.flatnonzero(part)
-        run = replay(trace.rows(executed), topology, slo, predicted[executed], *choices[executed].T)
+        given = (trace.rows(executed), topology, slo, predicted[executed])
+        action, prefill, decode = choices[executed].T
+        run = replay(*given, action, prefill, decode, held_s[executed])
         met[executed] = run.slo_met
     return met
 

@@ -45,6 +45,7 @@ def journal_of(
         prefill=run.prefill,
         decode=run.decode,
         predicted_tokens=np.full(n, 200.0),
+        held_s=run.held_s,
         ttft_s=run.ttft_s,
         tpot_s=run.tpot_s,
         prefill_engines=tuple(f"http://p{i}" for i in range(topology.prefill_engines)),

@@ -7,7 +7,7 @@ import pytest
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace, some_table
 
 from learn.policy_space import price_policy
-from learn.simulation import Simulated, Topology, simulate
+from learn.simulation import Simulated, Topology, replay, simulate
 from learn.trace import Trace
 from serve_table.policy import Policy
 from serve_table.situation import REMOTE
@@ -94,3 +94,13 @@ def test_nothing_is_held_where_the_price_says_so() -> None:
         for hold_s in (0.0, 1e6)
     ]
     assert np.array_equal(runs[0].ttft_s, runs[1].ttft_s)
+
+
+def test_a_replay_of_choices_and_holds_gives_the_same_times() -> None:
+    trace = burst([LOOSE] * 4 + [TIGHT] * 2, [4000, 3000, 2000, 3500, 200, 300])
+    held = run(trace, hold_s=0.01)
+    assert np.count_nonzero(held.held_s) >= 4
+    choices = (held.action, held.prefill, held.decode)
+    again = replay(trace, ONE_PREFILL, SLO, 20.0, *choices, held_s=held.held_s)
+    assert again.ttft_s == pytest.approx(held.ttft_s)
+    assert replay(trace, ONE_PREFILL, SLO, 20.0, *choices).ttft_s != pytest.approx(held.ttft_s)
