@@ -97,5 +97,10 @@ ABLATIONS = (
     Ablation("remote only", {"table_weight": NEVER_LOCAL}, no_table=True),
     Ablation("one length for all", lengths=constant),
     *(Ablation(f"true lengths, error {error:.0%}", lengths=wrong_by(error)) for error in ERRORS),
-    *(Ablation(f"step times {factor:.2g} times", step_factor=factor) for factor in STEP_FACTORS),
+    Ablation("no self-calibration", {"adapt": 0.0}),
+    *(
+        Ablation(f"step times {factor:.2g} times, {kept}", {"adapt": adapt}, step_factor=factor)
+        for factor in STEP_FACTORS
+        for kept, adapt in (("kept", 0.0), ("self-calibrated", 1.0))
+    ),
 )

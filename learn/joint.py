@@ -34,7 +34,7 @@ from serve_table.price_params import PriceParams
 
 WORST_WEIGHT = 0.5
 """Of the worst workload beside the mean of all, so that none pays for the others."""
-TAIL_COST = 0.1
+TAIL_COST = 0.4
 """Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
 WORSE_WORTH = 3.0
 """Of a share of latency that is above the reference's, beside its own."""

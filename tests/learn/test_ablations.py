@@ -43,7 +43,7 @@ def test_remote_only_prefills_nothing_locally(bench: Bench) -> None:
 
 
 def test_wrong_constants_are_the_router_s_alone(bench: Bench) -> None:
-    slow = BY_NAME["step times 7.4 times"].policy(PARAMS, bench, TABLE).params
+    slow = BY_NAME["step times 7.4 times, kept"].policy(PARAMS, bench, TABLE).params
     assert slow[FLOOR_S] == pytest.approx(7.4 * TOPOLOGY.profile.step.floor_s)
     assert slow[KV_TOKENS] == TOPOLOGY.profile.kv_tokens
     assert with_step_factor(TOPOLOGY.profile, 1.0) == TOPOLOGY.profile
