@@ -13,7 +13,7 @@ import numpy as np
 
 from learn.evaluate import Bench
 from learn.neighbours import neighbour
-from learn.objective import GOODPUT_WORTH, TPOT_WORTH, percentile_ratio, tail_excess
+from learn.objective import latency_gain, tail_excess
 from learn.policy_space import (
     Params,
     price_policy,
@@ -34,10 +34,10 @@ from serve_table.price_params import PriceParams
 
 WORST_WEIGHT = 0.5
 """Of the worst workload beside the mean of all, so that none pays for the others."""
-TAIL_COST = 0.4
+TAIL_COST = 0.2
 """Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
-WORSE_WORTH = 3.0
-"""Of a share of latency that is above the reference's, beside its own."""
+LATENCY_UNIT = 0.1
+"""Of an aim of latency, so that what is hopeless is as far behind as with goodput."""
 GOOD: Params = MappingProxyType(
     {
         "harm_weight": 0.174,
@@ -89,18 +89,8 @@ def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
 
 
 def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
-    """How far P90 TTFT and P90 TPOT are below tuned Dynamo-style's, as mean log ratios over the cell's first traces.
-
-    What is above on a trace, and goodput that is lost, weighs more than what is gained: neither is to pay for another.
-    """
-    pairs = list(zip(runs, cell.dynamo, strict=False))
-    ttft, tpot = (
-        -np.log([percentile_ratio([run], [other], column, 90) for run, other in pairs])
-        for column in ("ttft_s", "tpot_s")
-    )
-    worse = np.minimum(ttft, 0.0) + TPOT_WORTH * np.minimum(tpot, 0.0)
-    lost = min(float(np.mean([run.goodput - other.goodput for run, other in pairs])), 0.0)
-    return float(np.mean(ttft + TPOT_WORTH * tpot + WORSE_WORTH * worse)) + GOODPUT_WORTH * lost
+    """How far P90 TTFT and P90 TPOT are below tuned Dynamo-style's over the cell's first traces."""
+    return LATENCY_UNIT * latency_gain(runs, cell.dynamo[: len(runs)])
 
 
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})

@@ -9,11 +9,14 @@ import pytest
 
 from learn.objective import (
     GOODPUT_WORTH,
+    LESSER_WEIGHT,
     OBJECTIVES,
+    SANE_GOODPUT,
     SPREAD_WEIGHT,
     TAIL_LIMIT,
     TAIL_WEIGHT,
-    TPOT_WORTH,
+    TPOT_AIM,
+    TTFT_AIM,
     goodput_difference,
     latency_gain,
     tail_gain,
@@ -56,14 +59,20 @@ def test_a_tail_costs_beyond_its_cap_alone() -> None:
 
     assert goodput_difference(with_tail(TAIL_LIMIT), REFERENCE) == pytest.approx(0.0)
     assert goodput_difference(with_tail(2.0 * TAIL_LIMIT), REFERENCE) == pytest.approx(-TAIL_WEIGHT)
+    # Past its own capacity the reference is no measure.
+    lost = [Fixed(SANE_GOODPUT - 0.1) for _ in REFERENCE]
+    assert goodput_difference([Fixed(run.goodput, ttft=9.0) for run in lost], lost) == pytest.approx(0.0)
     assert tail_gain(with_tail(0.5), REFERENCE) == pytest.approx(math.log(2.0))
 
 
 def test_latency_counts_both_times_and_is_not_bought_with_goodput() -> None:
     faster = [Fixed(run.goodput, ttft=0.9, tpot=0.95) for run in REFERENCE]
-    assert latency_gain(faster, REFERENCE) == pytest.approx(-math.log(0.9) - TPOT_WORTH * math.log(0.95))
+    ttft, tpot = -math.log(0.9) / TTFT_AIM, -math.log(0.95) / TPOT_AIM
+    assert ttft < tpot
+    lesser = LESSER_WEIGHT * ttft + (1.0 - LESSER_WEIGHT) * 0.5 * (ttft + tpot)
+    assert latency_gain(faster, REFERENCE) == pytest.approx(lesser)
     worse = [Fixed(run.goodput - 0.02, ttft=0.9, tpot=0.95) for run in REFERENCE]
-    assert latency_gain(worse, REFERENCE) == pytest.approx(latency_gain(faster, REFERENCE) - 0.02 * GOODPUT_WORTH)
+    assert latency_gain(worse, REFERENCE) == pytest.approx(lesser - 0.02 * GOODPUT_WORTH / TTFT_AIM)
     assert tail_gain(worse, REFERENCE) == pytest.approx(-math.log(0.9) - 0.02 * GOODPUT_WORTH)
     better = [Fixed(run.goodput + 0.02) for run in REFERENCE]
     assert latency_gain(better, REFERENCE) == 0.0
