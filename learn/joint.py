@@ -28,6 +28,7 @@ from learn.search import search
 from learn.simulation import Simulated, simulate
 from learn.study import Best, StoredStudy, best_of, count_complete
 from learn.table import CompiledTable
+from learn.training import LOAD_FACTORS
 from serve_table.lookup import Table
 from serve_table.policy import Policy
 from serve_table.price_params import PriceParams
@@ -92,6 +93,12 @@ def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
     """How far P90 TTFT and P90 TPOT are below tuned Dynamo-style's over the cell's first traces."""
     return LATENCY_UNIT * latency_gain(runs, cell.dynamo[: len(runs)])
 
+
+JOINT_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {"goodput": (*LOAD_FACTORS, 1.5), "latency": (1.0, 0.92, 1.0, 1.08, 1.0, 1.0)}
+)
+"""Loads of the traces that are searched on, by the objective's name: for goodput also one far beyond what baselines
+carry, for latency those about the load there is."""
 
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
 """What is learned for, by the objective's name."""

@@ -213,6 +213,7 @@ def price_space() -> Space:
         "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
         "late_hold": FloatDistribution(1.0, 30.0, log=True),
         "deadline_share": FloatDistribution(0.0, 1.0),
+        "crowd_s": FloatDistribution(0.05, 10.0, log=True),
     }
 
 

@@ -20,6 +20,7 @@ must_hold = compile_with_callees(guard.must_hold)
 takes_more = compile_with_callees(guard.takes_more)
 takes_more_at_s = compile_with_callees(guard.takes_more_at_s)
 held_key = compile_with_callees(guard.held_key)
+deadline_share = compile_with_callees(guard.deadline_share)
 
 FORCED = -1
 """In place of a policy: the choices are given."""
@@ -189,13 +190,22 @@ def _waiting(load: Load, request: Request, i: int, now_s: float) -> Request:
 
 
 @jit
+def _share(state: State, routing: Routing) -> float:
+    tokens = 0.0
+    for k in range(state.held.size[0]):
+        tokens += state.held.uncached_tokens[state.held.queue[k]]
+    return deadline_share(routing.params, tokens)
+
+
+@jit
 def _tokens_ahead(load: Load, state: State, routing: Routing, request: Request, now_s: float) -> float:
     """Uncached prompt tokens of the held requests that go before one that comes now."""
-    tier, order = held_key(routing.params, request)
+    share = _share(state, routing)
+    tier, order = held_key(routing.params, request, share)
     tokens = 0.0
     for k in range(state.held.size[0]):
         i = state.held.queue[k]
-        other_tier, other_order = held_key(routing.params, _waiting(load, request, i, now_s))
+        other_tier, other_order = held_key(routing.params, _waiting(load, request, i, now_s), share)
         if other_tier < tier or (other_tier == tier and other_order <= order):
             tokens += state.held.uncached_tokens[i]
     return tokens
@@ -206,9 +216,10 @@ def _next_held(load: Load, state: State, routing: Routing, tried: int, now_s: fl
     """Place in the queue of the request that goes next, of those that were not tried yet."""
     best = tried
     best_tier, best_order = 0, 0.0
+    share = _share(state, routing)
     request = Request(0.0, 0.0, 0, routing.prefill_cached, routing.decode_cached, True, 0.0, 0.0)
     for k in range(tried, state.held.size[0]):
-        tier, order = held_key(routing.params, _waiting(load, request, state.held.queue[k], now_s))
+        tier, order = held_key(routing.params, _waiting(load, request, state.held.queue[k], now_s), share)
         if k == tried or tier < best_tier or (tier == best_tier and order < best_order):
             best, best_tier, best_order = k, tier, order
     return best

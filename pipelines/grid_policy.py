@@ -9,7 +9,7 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import JointCell, JointSearch
+from learn.joint import JOINT_LOADS, JointCell, JointSearch
 from learn.lengths import LengthQuantiles
 from learn.policy_space import price_space, table_point
 from learn.search import SAMPLER
@@ -185,7 +185,7 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     trainings = [workload.training for workload in workloads]
     lengths = joint_lengths(trainings)
     compiled = joint_compiled(trainings, lengths)
-    cells = [joint_cell(workload, lengths) for workload in workloads]
+    cells = [joint_cell(workload, lengths, config.objective) for workload in workloads]
     joint = JointSearch(cells, config.objective, config.trials, config.cells[0].seed)
     table_best = joint.best_table(work.study("table"), compiled)
     table = table_point(compiled, table_best.params)
@@ -220,10 +220,10 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     return learned, artifact
 
 
-def joint_cell(workload: Workload, lengths: LengthQuantiles) -> JointCell:
+def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str) -> JointCell:
     """The traces to search on, with the runs of the references as they were tuned: with their workload's lengths."""
     training = workload.training
-    traces = workload.requests.searched(workload.rate)
+    traces = workload.requests.searched(workload.rate, JOINT_LOADS[objective])
     own = bench_of(traces, training.topology, training.slo, training.lengths.predictor())
     judged = {c.policy: read_judged(workload.cell, c) for c in workload.cell.contenders if c.policy in REFERENCES}
     best = max(judged, key=lambda name: judged[name].training_goodput)

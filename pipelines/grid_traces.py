@@ -62,9 +62,9 @@ class Requests:
         whole, _, windows = self.imported
         return [self._window(whole, start, requests_per_s) for start in windows.training]
 
-    def searched(self, requests_per_s: float) -> list[Trace]:
+    def searched(self, requests_per_s: float, loads: Sequence[float] = LOAD_FACTORS) -> list[Trace]:
         """What policies are tuned on: other arrivals of the training requests, at the rate and around it."""
-        rates = [requests_per_s * factor for factor in LOAD_FACTORS]
+        rates = [requests_per_s * factor for factor in loads]
         if self.imported is None:
             return [self._made(TRAINING_SEEDS + k, rate) for k, rate in enumerate(rates)]
         whole = joined(self.training(requests_per_s))

@@ -11,7 +11,7 @@ from math import inf
 
 from serve_table.harm import Residents
 from serve_table.price import LEAST_BACKLOG, prefill_backlog_s, prefill_time_s
-from serve_table.price_params import DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
+from serve_table.price_params import CROWD_S, DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
 from serve_table.situation import NO_ENGINE, Fleet, Request
 
 OVERDUE = 0
@@ -70,13 +70,21 @@ def held_tier(params: Sequence[float], request: Request) -> int:
     return LATE if request.waited_s + least_s > target_s else IN_TIME
 
 
-def held_key(params: Sequence[float], request: Request) -> tuple[int, float]:
+def deadline_share(params: Sequence[float], held_tokens: float) -> float:
+    """How much of its target the turn of a request follows, where so many uncached tokens are held in all.
+
+    Less than all of it spares long prompts, whose targets are long, the longest waits; a crowd cannot afford that.
+    """
+    return 1.0 if prefill_time_s(params, held_tokens) > params[CROWD_S] else params[DEADLINE_SHARE]
+
+
+def held_key(params: Sequence[float], request: Request, share: float) -> tuple[int, float]:
     """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first.
 
-    Less of the target than all of it (`deadline_share`) spares long prompts, whose targets are long, the longest waits.
+    share: of the target, by `deadline_share`.
     """
     tier = held_tier(params, request)
     if tier == IN_TIME:
         target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
-        return tier, params[DEADLINE_SHARE] * target_s - request.waited_s
+        return tier, share * target_s - request.waited_s
     return tier, -request.waited_s

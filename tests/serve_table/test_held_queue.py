@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_table.guard import held_key, held_tier
+from serve_table.guard import deadline_share, held_key, held_tier
 from serve_table.held_queue import HeldQueue, HeldRequest
 from serve_table.policy import policy
 from serve_table.situation import Request
@@ -43,7 +43,8 @@ def waiting(one: HeldRequest) -> Request:
 @given(st.lists(requests, max_size=20))
 def test_with_one_tenant_the_order_is_the_guards(drawn: list[Drawn]) -> None:
     all_held = [held(one, one_tenant=True) for one in drawn]
-    assert queue_of(all_held).in_order(NOW_S) == sorted(all_held, key=lambda one: held_key(PARAMS, waiting(one)))
+    share = deadline_share(PARAMS, sum(one.tokens for one in all_held))
+    assert queue_of(all_held).in_order(NOW_S) == sorted(all_held, key=lambda one: held_key(PARAMS, waiting(one), share))
 
 
 @given(st.lists(requests, max_size=20))
@@ -51,10 +52,11 @@ def test_tiers_go_in_order_and_each_tenants_requests_in_the_guards(drawn: list[D
     all_held = [held(one) for one in drawn]
     order = queue_of(all_held).in_order(NOW_S)
     assert sorted(map(id, order)) == sorted(map(id, all_held))
+    share = deadline_share(PARAMS, sum(one.tokens for one in all_held))
     tiers = [held_tier(PARAMS, waiting(one)) for one in order]
     assert tiers == sorted(tiers)
     for tenant in {one.tenant for one in all_held}:
-        keys = [held_key(PARAMS, waiting(one)) for one in order if one.tenant == tenant]
+        keys = [held_key(PARAMS, waiting(one), share) for one in order if one.tenant == tenant]
         assert keys == sorted(keys)
 
 
