@@ -55,7 +55,7 @@ GOOD: Params = MappingProxyType(
         "step_factor": 0.864,
     }
 )
-"""What a search on the five synthetic workloads at 2P+4D found; others near it are found sooner from it."""
+"""What a search on the five synthetic workloads at 2P+4D found, before requests could be held."""
 SAMPLED_SHARE = 0.2
 """Of the trials are the sampler's; the others are neighbours of the best so far."""
 ROUND = 4
@@ -105,14 +105,10 @@ GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency"
 
 
 def joint_start() -> list[Params]:
-    """Tried first: what was good before, the price's own start, with requests held, and with the table favoured."""
+    """Tried first: the price's own start, what was good before, and the same with requests held."""
     defaults = asdict(PriceParams())
-    held = [{**GOOD, "hold_s": 0.01, "late_hold": 20.0, "deadline_share": share} for share in (1.0, 0.3)]
-    others = [*held, {**GOOD, "table_weight": 0.05}]
-    points = [
-        {name: point.get(name, defaults[name]) for name in price_space()} for point in (GOOD, *price_start(), *others)
-    ]
-    return [point for k, point in enumerate(points) if point not in points[:k]]
+    good = [{name: GOOD.get(name, defaults[name]) for name in price_space()}]
+    return [*price_start(), *good, *(point | {"hold_s": 0.01} for point in good)]
 
 
 class JointObjective:

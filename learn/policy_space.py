@@ -213,7 +213,7 @@ def price_space() -> Space:
         "hold_s": FloatDistribution(0.0, 0.05, step=0.0025),
         "late_hold": FloatDistribution(1.0, 30.0, log=True),
         "deadline_share": FloatDistribution(0.0, 1.0),
-        "crowd_s": FloatDistribution(0.05, 10.0, log=True),
+        "rush": FloatDistribution(0.0, 1.5),
     }
 
 
@@ -229,7 +229,7 @@ def price_start() -> list[dict[str, Any]]:
         {"tpot_width": 0.06, "ttft_width": 0.12},
         {"harm_weight": 1.5, "step_factor": 1.0},
         {"hold_s": 0.01},
-        {"hold_s": 0.01, "deadline_share": 0.3, "late_hold": 20.0},
+        {"hold_s": 0.01, "rush": 0.5},
         {"table_weight": 0.05},
     )
     return [start, *(start | other for other in others)]

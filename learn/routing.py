@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from learn.compiled import compile_with_callees, jit
-from learn.core import LOCAL, PREFILL_LEG, PULL, Core
+from learn.core import LOCAL, NONE, PREFILL_LEG, PULL, Core
 from learn.decision_arrays import note_features
 from learn.events import SUBMIT, push_event
 from learn.kv_cache import cached_entries
 from learn.planned_steps import settle_blocks
 from learn.residents import bind, renew_shares, residents_at
-from learn.run_state import Floats, Load, Outcome, Routing, State
+from learn.run_state import Floats, Held, Load, Outcome, Routing, State
 from serve_table import decision, guard, situation
 from serve_table.situation import Decision, Draws, Request
 
@@ -20,7 +20,6 @@ must_hold = compile_with_callees(guard.must_hold)
 takes_more = compile_with_callees(guard.takes_more)
 takes_more_at_s = compile_with_callees(guard.takes_more_at_s)
 held_key = compile_with_callees(guard.held_key)
-deadline_share = compile_with_callees(guard.deadline_share)
 
 FORCED = -1
 """In place of a policy: the choices are given."""
@@ -190,64 +189,75 @@ def _waiting(load: Load, request: Request, i: int, now_s: float) -> Request:
 
 
 @jit
-def _share(state: State, routing: Routing) -> float:
-    tokens = 0.0
-    for k in range(state.held.size[0]):
-        tokens += state.held.uncached_tokens[state.held.queue[k]]
-    return deadline_share(routing.params, tokens)
-
-
-@jit
 def _tokens_ahead(load: Load, state: State, routing: Routing, request: Request, now_s: float) -> float:
     """Uncached prompt tokens of the held requests that go before one that comes now."""
-    share = _share(state, routing)
-    tier, order = held_key(routing.params, request, share)
+    held = state.held
+    before = 0.0
+    for k in range(held.size[0]):
+        before += held.uncached_tokens[held.queue[k]]
+    tier, order = held_key(routing.params, request, before)
     tokens = 0.0
-    for k in range(state.held.size[0]):
-        i = state.held.queue[k]
-        other_tier, other_order = held_key(routing.params, _waiting(load, request, i, now_s), share)
+    before = 0.0
+    for k in range(held.size[0]):
+        i = held.queue[k]
+        other_tier, other_order = held_key(routing.params, _waiting(load, request, i, now_s), before)
         if other_tier < tier or (other_tier == tier and other_order <= order):
-            tokens += state.held.uncached_tokens[i]
+            tokens += held.uncached_tokens[i]
+        before += held.uncached_tokens[i]
     return tokens
 
 
 @jit
-def _next_held(load: Load, state: State, routing: Routing, tried: int, now_s: float) -> int:
-    """Place in the queue of the request that goes next, of those that were not tried yet."""
-    best = tried
+def _next_held(load: Load, state: State, routing: Routing, now_s: float) -> int:
+    """Place in the queue of the request that goes next, of those that were not tried yet; NONE where all were."""
+    held = state.held
+    best = NONE
     best_tier, best_order = 0, 0.0
-    share = _share(state, routing)
+    before = 0.0
     request = Request(0.0, 0.0, 0, routing.prefill_cached, routing.decode_cached, True, 0.0, 0.0)
-    for k in range(tried, state.held.size[0]):
-        tier, order = held_key(routing.params, _waiting(load, request, state.held.queue[k], now_s), share)
-        if k == tried or tier < best_tier or (tier == best_tier and order < best_order):
-            best, best_tier, best_order = k, tier, order
+    for k in range(held.size[0]):
+        i = held.queue[k]
+        if held.tried[i] == 0:
+            tier, order = held_key(routing.params, _waiting(load, request, i, now_s), before)
+            if best == NONE or tier < best_tier or (tier == best_tier and order < best_order):
+                best, best_tier, best_order = k, tier, order
+        before += held.uncached_tokens[i]
     return best
+
+
+@jit
+def _take(held: Held, k: int) -> None:
+    """Take the request at place k out of the queue."""
+    for place in range(k, held.size[0] - 1):
+        held.queue[place] = held.queue[place + 1]
+    held.size[0] -= 1
 
 
 @jit
 def pump(core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, routing: Routing, now_s: float) -> None:
     """Send held requests while prefill engines take more, the most urgent first, each decided again."""
     held = state.held
-    tried = 0
+    for k in range(held.size[0]):
+        held.tried[held.queue[k]] = 0
+    n_tried = 0
     ahead_tokens = 0.0
-    while tried < min(held.size[0], guard.MAX_TRIED):
+    while n_tried < guard.MAX_TRIED:
         residents = residents_at(state.bound, now_s)
-        if not takes_more(routing.params, fleet, residents):
+        k = NONE
+        if takes_more(routing.params, fleet, residents):
+            k = _next_held(load, state, routing, now_s)
+        if k == NONE:
             break
-        k = _next_held(load, state, routing, tried, now_s)
         i = held.queue[k]
         request = _request(core, load, routing, i, now_s, ahead_tokens)
         chosen = _decided(core, load, outcome, fleet, state, routing, i, request, now_s)
         if must_hold(routing.params, fleet, residents, chosen.prefill):
-            held.queue[k] = held.queue[tried]
-            held.queue[tried] = i
             held.uncached_tokens[i] = _uncached_tokens(request)
             ahead_tokens += held.uncached_tokens[i]
-            tried += 1
+            held.tried[i] = 1
+            n_tried += 1
         else:
-            held.size[0] -= 1
-            held.queue[k] = held.queue[held.size[0]]
+            _take(held, k)
             _send(core, load, outcome, fleet, state, routing, i, request, chosen, now_s)
     held.timer_s[0] = np.inf
     if held.size[0] > 0:

@@ -45,20 +45,23 @@ class Outcome(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Requests that wait in the router: the first size[0] of queue (n_requests,), in no order.
+    """Requests that wait in the router: the first size[0] of queue (n_requests,), in the order they came.
 
-    uncached_tokens (n_requests,): what the best prefill engine would have computed of each when it came. timer_s (1,):
-    when they are to be looked at again, infinity where something else has to happen first.
+    uncached_tokens (n_requests,): what the best prefill engine would have computed of each when last decided. tried
+    (n_requests,): 1 where it was since the engines last took more. timer_s (1,): when they are to be looked at again,
+    infinity where something else has to happen first.
     """
 
     size: Ints
     queue: Ints
     uncached_tokens: Floats
+    tried: Ints
     timer_s: Floats
 
 
 def nothing_held(n_requests: int) -> Held:
-    return Held(np.zeros(1, np.int64), np.zeros(n_requests, np.int64), np.zeros(n_requests), np.full(1, np.inf))
+    queue, tried = np.zeros((2, n_requests), np.int64)
+    return Held(np.zeros(1, np.int64), queue, np.zeros(n_requests), tried, np.full(1, np.inf))
 
 
 class State(NamedTuple):

@@ -227,10 +227,11 @@ def _guard_lines(chosen: Policy, prefill: int, situation: Situation) -> list[str
         lines = ["guard      would not be held: it prefills locally"]
     else:
         held = must_hold(params, situation.fleet, situation.residents, prefill)
+        tier = TIER_NAMES[held_tier(params, request, request.held_ahead_tokens)]
         backlog_s = prefill_backlog_s(params, situation.fleet, situation.residents, prefill)
         lines = [
             f"guard      would {'' if held else 'not '}be held: backlog of {situation.prefill_engines[prefill]} "
-            f"{backlog_s * 1e3:.1f} ms, allowed {params[HOLD_S] * 1e3:.1f} ms; {TIER_NAMES[held_tier(params, request)]}"
+            f"{backlog_s * 1e3:.1f} ms, allowed {params[HOLD_S] * 1e3:.1f} ms; {tier}"
         ]
     if row is not None and row.waited_s is not None:
         lines.append(f"guard      was held for {row.waited_s * 1e3:.1f} ms until this decision")

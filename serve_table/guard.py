@@ -1,8 +1,9 @@
 """The guard: which requests wait in the router until a prefill engine is nearly free, and which of those goes next.
 
 A request that is to be prefilled remotely is held while its engine's backlog is longer than `hold_s`: what waits in
-the router can still be overtaken by what is more urgent, and decided again when its turn comes. Earliest deadline
-first; what is late anyway goes last, but not for ever: after `late_hold` of its targets it goes before all others.
+the router can still be overtaken by what is more urgent, and decided again when its turn comes. Whoever would be late
+in the order of arrival goes first, the earliest deadline before the others; what is late anyway goes last, but not for
+ever: after `late_hold` of its targets it goes before all others.
 In the subset of Python that numba compiles.
 """
 
@@ -11,13 +12,14 @@ from math import inf
 
 from serve_table.harm import Residents
 from serve_table.price import LEAST_BACKLOG, prefill_backlog_s, prefill_time_s
-from serve_table.price_params import CROWD_S, DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, ttft_target_s
+from serve_table.price_params import DEADLINE_SHARE, HANDOFF_S, HOLD_S, LATE_HOLD, OVERHEAD_S, RUSH, ttft_target_s
 from serve_table.situation import NO_ENGINE, Fleet, Request
 
 OVERDUE = 0
-IN_TIME = 1
-LATE = 2
-TIER_NAMES = ("overdue", "in time", "late")
+URGENT = 1
+IN_TIME = 2
+LATE = 3
+TIER_NAMES = ("overdue", "urgent", "in time", "late")
 """Tiers of held requests, in the order in which they go."""
 
 MAX_TRIED = 16
@@ -61,30 +63,32 @@ def takes_more_at_s(params: Sequence[float], fleet: Fleet, residents: Residents)
     return first_s
 
 
-def held_tier(params: Sequence[float], request: Request) -> int:
-    """OVERDUE, IN_TIME or LATE, from its class, prompt and the time that it has waited."""
+def held_tier(params: Sequence[float], request: Request, tokens_before: float) -> int:
+    """OVERDUE, URGENT, IN_TIME or LATE, from its class, prompt and the time that it has waited.
+
+    tokens_before: uncached prompt tokens of the held requests that came before it; who would be late for them is
+    urgent.
+    """
     target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
     if request.waited_s > params[LATE_HOLD] * target_s:
         return OVERDUE
-    least_s = 2.0 * params[OVERHEAD_S] + prefill_time_s(params, request.prompt_tokens) + params[HANDOFF_S]
-    return LATE if request.waited_s + least_s > target_s else IN_TIME
+    own_s = prefill_time_s(params, request.prompt_tokens)
+    left_s = target_s - request.waited_s - 2.0 * params[OVERHEAD_S] - own_s - params[HANDOFF_S]
+    if left_s < 0.0:
+        return LATE
+    return URGENT if params[RUSH] * prefill_time_s(params, tokens_before) > left_s else IN_TIME
 
 
-def deadline_share(params: Sequence[float], held_tokens: float) -> float:
-    """How much of its target the turn of a request follows, where so many uncached tokens are held in all.
+def held_key(params: Sequence[float], request: Request, tokens_before: float) -> tuple[int, float]:
+    """Sorts held requests: the tier, then for the urgent the time left to the deadline, for the others who came first.
 
-    Less than all of it spares long prompts, whose targets are long, the longest waits; a crowd cannot afford that.
+    Those in time may go by their deadlines too (`deadline_share`); a share of them spares long prompts, whose targets
+    are long, the longest waits.
     """
-    return 1.0 if prefill_time_s(params, held_tokens) > params[CROWD_S] else params[DEADLINE_SHARE]
-
-
-def held_key(params: Sequence[float], request: Request, share: float) -> tuple[int, float]:
-    """Sorts held requests: the tier, then the time left to the deadline where that can be met, else who came first.
-
-    share: of the target, by `deadline_share`.
-    """
-    tier = held_tier(params, request)
+    tier = held_tier(params, request, tokens_before)
+    target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
+    if tier == URGENT:
+        return tier, target_s - request.waited_s
     if tier == IN_TIME:
-        target_s = ttft_target_s(params, request.slo_class, request.prompt_tokens)
-        return tier, share * target_s - request.waited_s
+        return tier, params[DEADLINE_SHARE] * target_s - request.waited_s
     return tier, -request.waited_s

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Generic, TypeVar
 
-from serve_table.guard import deadline_share, held_key
+from serve_table.guard import held_key
 from serve_table.situation import Request
 from serve_table.tenants import COMMON, Tenant, TenantTurns
 
@@ -65,8 +65,7 @@ class HeldQueue(Generic[H]):
 
     def in_order(self, now_s: float) -> list[H]:
         """All of them, in the order in which they go."""
-        share = self._share()
-        keyed = sorted((self._keyed(held, now_s, share) for held in self._requests), key=_key)
+        keyed = sorted(self._all_keyed(now_s), key=_key)
         if len(self._turns) <= 1:
             return [held for _, _, held in keyed]
         return _in_turns(keyed, self._turns.held_levels())
@@ -74,20 +73,24 @@ class HeldQueue(Generic[H]):
     def ahead_tokens(self, coming: H, now_s: float) -> float:
         """Tokens of those that would go before a request that is not held yet."""
         coming.number = self._joined
-        share = self._share()
-        own = self._keyed(coming, now_s, share)
-        keyed = [self._keyed(held, now_s, share) for held in self._requests]
+        own = self._keyed(coming, now_s, sum(held.tokens for held in self._requests))
+        keyed = self._all_keyed(now_s)
         if all(held.tenant == coming.tenant for held in self._requests):
             return sum((held.tokens for *key, held in keyed if tuple(key) < own[:2]), 0.0)
         order = _in_turns(sorted([*keyed, own], key=_key), self._turns.levels(coming.tenant))
         return sum((held.tokens for held in order[: order.index(coming)]), 0.0)
 
-    def _share(self) -> float:
-        return deadline_share(self._params, sum(held.tokens for held in self._requests))
+    def _all_keyed(self, now_s: float) -> "list[Keyed[H]]":
+        keyed = []
+        tokens_before = 0.0
+        for held in self._requests:
+            keyed.append(self._keyed(held, now_s, tokens_before))
+            tokens_before += held.tokens
+        return keyed
 
-    def _keyed(self, held: H, now_s: float, share: float) -> "Keyed[H]":
+    def _keyed(self, held: H, now_s: float, tokens_before: float) -> "Keyed[H]":
         waiting = held.request._replace(waited_s=now_s - held.since_s)
-        return held_key(self._params, waiting, share), held.number, held
+        return held_key(self._params, waiting, tokens_before), held.number, held
 
 
 Keyed = tuple[tuple[int, float], int, H]

@@ -38,7 +38,7 @@ TABLE_WEIGHT = 29
 HOLD_S = 30
 LATE_HOLD = 31
 DEADLINE_SHARE = 32
-CROWD_S = 33
+RUSH = 33
 ADAPT = 34
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
@@ -59,8 +59,9 @@ class PriceParams:
     (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
     late_hold: after how many of its TTFT targets a held request that is late anyway goes first. deadline_share: how
     much of its TTFT target a held request's turn follows; 1: earliest deadline first, 0: first come, first served.
-    crowd_s: prefill time of all that is held beyond which it is earliest deadline first anyway. adapt: 1: the times of
-    steps and hand-offs are estimated anew from what is seen (`serve_table.self_calibration`); 0: they stay.
+    rush: the share of the prefill time of all that was held before it that a held request reckons with: whom that
+    would make late goes before those with time to spare. adapt: 1: the times of steps and hand-offs are estimated anew
+    from what is seen (`serve_table.self_calibration`); 0: they stay.
     """
 
     step_floor_s: float = A40_3B.step.floor_s
@@ -94,9 +95,9 @@ class PriceParams:
     step_factor: float = 0.965
     table_weight: float = 0.0
     hold_s: float = 0.0
-    late_hold: float = 3.0
-    deadline_share: float = 1.0
-    crowd_s: float = 1.0
+    late_hold: float = 20.0
+    deadline_share: float = 0.0
+    rush: float = 0.25
     adapt: float = 1.0
 
     def __post_init__(self) -> None:

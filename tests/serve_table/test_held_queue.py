@@ -1,11 +1,11 @@
 """The order of held requests: the guard's, with turns between tenants."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_table.guard import deadline_share, held_key, held_tier
+from serve_table.guard import held_key
 from serve_table.held_queue import HeldQueue, HeldRequest
 from serve_table.policy import policy
 from serve_table.situation import Request
@@ -40,11 +40,16 @@ def waiting(one: HeldRequest) -> Request:
     return one.request._replace(waited_s=NOW_S - one.since_s)
 
 
+def keys_of(all_held: list[HeldRequest]) -> dict[HeldRequest, tuple[int, float]]:
+    """The guard's, of requests in the order they came."""
+    before = accumulate((one.tokens for one in all_held), initial=0.0)
+    return {one: held_key(PARAMS, waiting(one), tokens) for one, tokens in zip(all_held, before, strict=False)}
+
+
 @given(st.lists(requests, max_size=20))
 def test_with_one_tenant_the_order_is_the_guards(drawn: list[Drawn]) -> None:
     all_held = [held(one, one_tenant=True) for one in drawn]
-    share = deadline_share(PARAMS, sum(one.tokens for one in all_held))
-    assert queue_of(all_held).in_order(NOW_S) == sorted(all_held, key=lambda one: held_key(PARAMS, waiting(one), share))
+    assert queue_of(all_held).in_order(NOW_S) == sorted(all_held, key=keys_of(all_held).__getitem__)
 
 
 @given(st.lists(requests, max_size=20))
@@ -52,11 +57,11 @@ def test_tiers_go_in_order_and_each_tenants_requests_in_the_guards(drawn: list[D
     all_held = [held(one) for one in drawn]
     order = queue_of(all_held).in_order(NOW_S)
     assert sorted(map(id, order)) == sorted(map(id, all_held))
-    share = deadline_share(PARAMS, sum(one.tokens for one in all_held))
-    tiers = [held_tier(PARAMS, waiting(one)) for one in order]
+    of_all = keys_of(all_held)
+    tiers = [of_all[one][0] for one in order]
     assert tiers == sorted(tiers)
     for tenant in {one.tenant for one in all_held}:
-        keys = [held_key(PARAMS, waiting(one), share) for one in order if one.tenant == tenant]
+        keys = [of_all[one] for one in order if one.tenant == tenant]
         assert keys == sorted(keys)
 
 
