@@ -35,8 +35,10 @@ from serve_table.price_params import PriceParams
 
 WORST_WEIGHT = 0.5
 """Of the worst workload beside the mean of all, so that none pays for the others."""
-TAIL_COST = 0.2
-"""Goodput of a workload that a doubled P99 TTFT costs beyond the objective's limit."""
+TAIL_COST = 0.5
+"""Goodput that a doubled P99 TTFT costs beyond the objective's limit, of the workload where it is longest."""
+TAIL_LOAD = 1.0
+"""Up to which load the tail counts: beyond it the longest waits say among whom an overload is shared out."""
 LATENCY_UNIT = 0.1
 """Of an aim of latency, so that what is hopeless is as far behind as with goodput."""
 GOOD: Params = MappingProxyType(
@@ -60,18 +62,19 @@ SAMPLED_SHARE = 0.2
 """Of the trials are the sampler's; the others are neighbours of the best so far."""
 ROUND = 4
 """Neighbours of one leader."""
-HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.04, 3: 0.02})
+HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.08, 3: 0.04})
 """After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
 
 
 @dataclass(frozen=True)
 class JointCell:
     """A workload's part of a joint search. bench: the traces that are searched on, with lengths as the one predictor
-    says. best, dynamo: on the same traces the runs of the workload's best tuned baseline and of tuned Dynamo-style,
-    each with what it was tuned with.
+    says; loads: theirs, in shares of the workload's rate. best, dynamo: on the same traces the runs of the workload's
+    best tuned baseline and of tuned Dynamo-style, each with what it was tuned with.
     """
 
     bench: Bench
+    loads: Sequence[float]
     best: Sequence[Simulated]
     dynamo: Sequence[Simulated]
 
@@ -80,13 +83,18 @@ Gain = Callable[[JointCell, Sequence[Simulated]], float]
 
 
 def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
-    """Mean difference in goodput to the best baseline, less what a tail much longer than Dynamo-style's costs.
+    """Mean difference in goodput to the best baseline.
 
     runs: of the cell's first traces. The spread between traces is not taken off as for a single workload: they are of
     different loads, and a gain that grows with the load is no worse for it.
     """
-    paired = [run.goodput - other.goodput for run, other in zip(runs, cell.best, strict=False)]
-    return float(np.mean(paired)) - TAIL_COST * tail_excess(runs, cell.dynamo[: len(runs)])
+    return float(np.mean([run.goodput - other.goodput for run, other in zip(runs, cell.best, strict=False)]))
+
+
+def long_tail(cell: JointCell, runs: Sequence[Simulated]) -> float:
+    """How far P99 TTFT is beyond its limit against tuned Dynamo-style's, as `learn.objective.tail_excess` has it."""
+    found = [(run, other) for run, other, load in zip(runs, cell.dynamo, cell.loads, strict=False) if load <= TAIL_LOAD]
+    return tail_excess([run for run, _ in found], [other for _, other in found])
 
 
 def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
@@ -112,7 +120,8 @@ def joint_start() -> list[Params]:
 
 
 class JointObjective:
-    """The value of a point over all cells: the mean of their gains and, weighted, the least of them.
+    """The value of a point over all cells: the mean of their gains and, weighted, the least of them, less the longest
+    tail.
 
     Remembers how the best point so far stood after each trace, to give up hopeless ones.
     """
@@ -139,7 +148,8 @@ class JointObjective:
 
     def _value(self, runs: Sequence[Sequence[Simulated]]) -> float:
         gains = [self._gain(cell, found) for cell, found in zip(self._cells, runs, strict=True)]
-        return float(np.mean(gains)) + WORST_WEIGHT * min(gains)
+        tail = max(long_tail(cell, found) for cell, found in zip(self._cells, runs, strict=True))
+        return float(np.mean(gains)) + WORST_WEIGHT * min(gains) - TAIL_COST * tail
 
 
 def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:

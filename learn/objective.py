@@ -14,11 +14,8 @@ from learn.evaluate import Measured, mean_percentile
 
 SPREAD_WEIGHT = 0.5
 """Standard deviations of the paired differences that are taken off their mean."""
-TAIL_LIMIT = 1.2
+TAIL_LIMIT = 1.15
 """P99 TTFT against the reference's beyond which goodput is not all that counts."""
-SANE_GOODPUT = 0.85
-"""The tail is held against the reference's where that meets so many targets; beyond its capacity the longest waits
-only say among whom the overload is shared out."""
 TAIL_WEIGHT = 0.05
 """Goodput that a doubled P99 TTFT costs beyond the limit."""
 TTFT_AIM, TPOT_AIM = 0.105, 0.0305
@@ -39,10 +36,9 @@ def goodput_difference(runs: Sequence[Measured], reference: Sequence[Measured]) 
 
 def tail_excess(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
     """By what factor, in doublings, the P99 TTFT is beyond TAIL_LIMIT times the reference's; 0 where it is within."""
-    pairs = [(run, other) for run, other in zip(runs, reference, strict=True) if other.goodput >= SANE_GOODPUT]
-    if not pairs:
+    if not runs:
         return 0.0
-    ratio = percentile_ratio([run for run, _ in pairs], [other for _, other in pairs], "ttft_s", 99)
+    ratio = percentile_ratio(runs, reference, "ttft_s", 99)
     return max(float(np.log2(ratio / TAIL_LIMIT)), 0.0)
 
 

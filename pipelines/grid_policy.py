@@ -28,12 +28,14 @@ DYNAMO = "dynamo_style"
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a topology's learned policy. cells: its workloads; space: what is searched, as Optuna's JSON by
-    name; trials: of its search, and of each baseline's that it is held against meanwhile.
+    """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on; space:
+    what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
+    meanwhile.
     """
 
     cells: tuple[CellConfig, ...]
     objective: str
+    loads: tuple[float, ...]
     space: dict[str, str]
     trials: int
 
@@ -116,7 +118,7 @@ class TopologyWork:
 def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run) -> TopologyWork:
     """The work of cells of one topology, each with at least the references among its contenders."""
     space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
-    config = PolicyConfig(tuple(cell.config for cell in cells), objective, space, trials)
+    config = PolicyConfig(tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], space, trials)
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
         for cell in cells
@@ -232,4 +234,4 @@ def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str) -> 
         return own.runs(CONTENDERS[name](training).policy(judged[name].params))
 
     bench = bench_of(traces, training.topology, training.slo, lengths.predictor())
-    return JointCell(bench, runs(best), runs(DYNAMO))
+    return JointCell(bench, JOINT_LOADS[objective], runs(best), runs(DYNAMO))

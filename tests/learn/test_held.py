@@ -36,7 +36,7 @@ def burst(classes: list[int], prompts: list[int], apart_s: float = 0.001) -> Tra
 
 def remote_only(**params: float) -> Policy:
     """The price, for which computing on a decode engine is never worth it."""
-    return price_policy({"local_weight": 1000.0, **params}, ONE_PREFILL, SLO)
+    return price_policy({"local_weight": 1000.0, "deadline_share": 1.0, **params}, ONE_PREFILL, SLO)
 
 
 def run(trace: Trace, **params: float) -> Simulated:
@@ -53,6 +53,15 @@ def test_a_held_request_is_overtaken_by_one_of_an_earlier_deadline() -> None:
     assert held.ttft_s[0] == pytest.approx(at_once.ttft_s[0], rel=0.1)
     assert held.ttft_s[4] < min(held.ttft_s[1:4])
     assert held.ttft_s[4] < 0.6 * at_once.ttft_s[4]
+
+
+def test_only_whom_the_order_of_arrival_would_make_late_goes_before_others() -> None:
+    # The tight one cannot wait for two documents; the short loose one can, and came after them.
+    trace = burst([LOOSE, LOOSE, LOOSE, TIGHT, LOOSE], [3000, 3000, 3000, 2000, 2500])
+    ttft_s = run(trace, hold_s=0.01, deadline_share=0.0, rush=1.0, late_hold=20.0).ttft_s
+    assert ttft_s[3] < ttft_s[1] < ttft_s[2]
+    unhurried = run(trace, hold_s=0.01, deadline_share=0.0, rush=0.0, late_hold=20.0).ttft_s
+    assert np.all(np.diff(unhurried) > 0.0)
 
 
 def test_what_is_late_anyway_goes_last_until_it_has_waited_too_long() -> None:

@@ -18,6 +18,7 @@ from learn.joint import (
     JointSearch,
     goodput_gain,
     joint_start,
+    long_tail,
     lower_latency,
 )
 from learn.policy_space import Params, price_policy, price_space, table_point
@@ -33,7 +34,7 @@ N_TRACES = 4
 def cell(workload: str, rate: float) -> JointCell:
     traces = [make_workload(workload, 150, seed, rate) for seed in range(N_TRACES)]
     bench = bench_of(traces, TOPOLOGY, SLO, small_training().lengths.predictor())
-    return JointCell(bench, bench.runs(policy("least_loaded")), bench.runs(policy("dynamo_style")))
+    return JointCell(bench, [1.0] * N_TRACES, bench.runs(policy("least_loaded")), bench.runs(policy("dynamo_style")))
 
 
 def price(params: Params) -> Policy:
@@ -46,16 +47,19 @@ def with_goodput(run: Simulated, n_met: int, ttft_factor: float = 1.0) -> Simula
     )
 
 
-def test_a_gain_is_paired_and_pays_for_a_tail() -> None:
+def test_a_gain_is_paired_and_a_tail_counts_up_to_the_workloads_load() -> None:
     mixed = cell("mixed", 11.0)
     reference = [with_goodput(run, 90 + 15 * k) for k, run in enumerate(mixed.dynamo)]
-    judged = JointCell(mixed.bench, reference, mixed.dynamo)
+    judged = JointCell(mixed.bench, mixed.loads, reference, mixed.dynamo)
     better = [with_goodput(run, 105 + 15 * k) for k, run in enumerate(mixed.dynamo)]
     assert goodput_gain(judged, better) == pytest.approx(0.1)
     # The first traces alone, as where a point is given up.
     assert goodput_gain(judged, better[:1]) == pytest.approx(0.1)
     late = [with_goodput(run, 105 + 15 * k, ttft_factor=2.3) for k, run in enumerate(mixed.dynamo)]
-    assert goodput_gain(judged, late) == pytest.approx(0.1 - TAIL_COST)
+    assert goodput_gain(judged, late) == pytest.approx(0.1)
+    assert long_tail(judged, better) == 0.0
+    assert long_tail(judged, late) == pytest.approx(1.0)
+    assert long_tail(replace(judged, loads=[1.5] * N_TRACES), late) == 0.0
 
 
 def test_a_point_is_worth_the_mean_and_the_worst_of_its_workloads() -> None:
@@ -63,7 +67,8 @@ def test_a_point_is_worth_the_mean_and_the_worst_of_its_workloads() -> None:
     objective = JointObjective(cells, goodput_gain, price)
     point = joint_start()[0]
     gains = [goodput_gain(one, one.bench.runs(price(point))) for one in cells]
-    assert objective(point) == pytest.approx(np.mean(gains) + WORST_WEIGHT * min(gains))
+    tail = max(long_tail(one, one.bench.runs(price(point))) for one in cells)
+    assert objective(point) == pytest.approx(np.mean(gains) + WORST_WEIGHT * min(gains) - TAIL_COST * tail)
 
 
 def test_hopeless_points_stop_early_and_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from serve_table.record import Record
 from serve_table.request_body import Fields, parse_fields
 
 REMOTE_ONLY = {"local_weight": 50.0, "harm_weight": 0.0}
-HOLDS = policy("price", {**REMOTE_ONLY, "hold_s": 0.01})
+HOLDS = policy("price", {**REMOTE_ONLY, "hold_s": 0.01, "late_hold": 3.0, "deadline_share": 1.0})
 LONG = 2000
 """Tokens whose backlog is longer than hold_s until their prefill returns; of fewer than some 1,800 it is short enough
 before."""
