@@ -32,7 +32,7 @@ class Residents(NamedTuple):
     """Those bound to the engines, as a decision sees them, and the time.
 
     prefill_since_s (n_prefill,): when the engine last began to work or gave back a leg. shares (n_decode * N_SHARE,):
-    per engine the sums of its residents' shares. Both are empty where nothing is known of residents. constants: those
+    per engine the sums of its residents' shares, where elastic also of whole requests per prefill engine. Both are empty where nothing is known of residents. constants: those
     of the price as they were estimated then; empty where they are its params' own.
     """
 

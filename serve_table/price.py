@@ -1,12 +1,14 @@
 """The price: for every candidate the request's chance of meeting its targets, less the harm to the residents.
 
-A candidate is local or remote prefill, a prefill engine and a decode engine. Its value is
+A candidate is local or remote prefill, a prefill engine and a decode engine; in an elastic fleet also a prefill engine
+for the whole request. Its value is
 
     P(TTFT in time) x P(TPOT in time) - harm weight x residents expected to miss for it - small terms
 
 with probabilities logistic in (predicted - target) / (width x target). The time that a remote prefill takes enters
-the value of every decode engine alike, so the best prefill engine is found first. In the subset of Python that
-numba compiles.
+the value of every decode engine alike, so the best prefill engine is found first. A whole request is worth what a
+local one would be on that engine, whose legs are its pending prefill; in turn a leg harms the whole requests there.
+In the subset of Python that numba compiles.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,7 @@ from serve_table.price_params import (
     tpot_target_s,
     ttft_target_s,
 )
-from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Fleet, Request
+from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, WHOLE, Fleet, Request, n_decode_engines
 from serve_table.step_time import step_time_s
 
 LOCAL_JOIN_STEPS = 1.5
@@ -74,20 +76,36 @@ def prefilled_after_s(
     return backlog_s + prefill_time_s(params, request.prompt_tokens - request.prefill_cached_tokens[prefill])
 
 
+def leg_harm(params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int) -> float:
+    """What a prefill leg's stall costs the whole requests on its engine; 0 where the fleet is not elastic."""
+    if fleet.whole_engines == 0 or len(residents.shares) == 0:
+        return 0.0
+    d = n_decode_engines(fleet) + prefill
+    pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
+    stall_s = params[PREFILL_TOKEN_S] * max(request.prompt_tokens - request.prefill_cached_tokens[prefill], 0.0)
+    return params[HARM_WEIGHT] * harm(params, residents, d, fleet.decode_requests[d], 0.0, pending_s, stall_s)
+
+
 def best_prefill(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
 ) -> tuple[int, float]:
-    """The prefill engine that would be done first, and when; ties in rotation."""
+    """The prefill engine that would be done first, and when; ties in rotation.
+
+    Harm to whole requests there counts as the time that costs as much of the chance to meet a TTFT target in reach.
+    """
     n = len(fleet.prefill_up)
+    slo_class = 1 if request.slo_class == 1 else 0
+    harm_s = 4.0 * params[TTFT_WIDTH] * ttft_target_s(params, slo_class, request.prompt_tokens)
     best = NO_ENGINE
     best_s = 0.0
+    best_cost_s = 0.0
     for k in range(n):
         p = (rotation + k) % n
         if fleet.prefill_up[p] > 0.0:
             after_s = prefilled_after_s(params, request, fleet, residents, p)
-            if best == NO_ENGINE or after_s < best_s:
-                best = p
-                best_s = after_s
+            cost_s = after_s + harm_s * leg_harm(params, request, fleet, residents, p)
+            if best == NO_ENGINE or cost_s < best_cost_s:
+                best, best_s, best_cost_s = p, after_s, cost_s
     return best, best_s
 
 
@@ -148,7 +166,8 @@ def decode_values(
 def best_candidate(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int, favoured: int
 ) -> tuple[int, int, int]:
-    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one.
+    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one. A whole request
+    must be worth more than either.
 
     favoured: the action that the table has for the request, worth `table_weight` more.
     """
@@ -157,20 +176,31 @@ def best_candidate(
     if request.remote_allowed:
         prefill, prefilled_s = best_prefill(params, request, fleet, residents, rotation)
     prefill_tokens = 0.0
+    remote_harm = 0.0
     if prefill != NO_ENGINE:
         prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
+        remote_harm = leg_harm(params, request, fleet, residents, prefill)
     best_action = LOCAL
     best = NO_ENGINE
     best_value = 0.0
     local_worth = params[TABLE_WEIGHT] if favoured == LOCAL else -params[TABLE_WEIGHT]
-    n = len(fleet.decode_up)
+    n = n_decode_engines(fleet)
     for k in range(n):
         d = (rotation + k) % n
         if fleet.decode_up[d] > 0.0:
             local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
             local += local_worth
+            remote -= remote_harm
             if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
                 best_action, best, best_value = REMOTE, d, remote
             if best == NO_ENGINE or local > best_value:
                 best_action, best, best_value = LOCAL, d, local
+    for k in range(fleet.whole_engines):
+        d = n + (rotation + k) % fleet.whole_engines
+        if fleet.decode_up[d] > 0.0:
+            whole, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d)
+            if len(params) > 34:
+                whole -= params[34]
+            if best == NO_ENGINE or whole > best_value:
+                best_action, best, best_value = WHOLE, d, whole
     return best_action, prefill if best_action == REMOTE else NO_ENGINE, best
