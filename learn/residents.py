@@ -15,6 +15,7 @@ from serve_table.situation import REMOTE, WHOLE
 Ints = npt.NDArray[np.int64]
 
 renew_share = compile_with_callees(harm.renew_share)
+note_prefill = compile_with_callees(harm.note_prefill)
 remove_share = compile_with_callees(harm.remove_share)
 ttft_target_s = compile_with_callees(price_params.ttft_target_s)
 observe_window = compile_with_callees(self_calibration.observe_window)
@@ -35,7 +36,7 @@ class Bound(NamedTuple):
     prefill engines come after the decode engines.
 
     told: tokens streamed when the share was last renewed. lost: 1 where the TTFT target was missed by then. own
-    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there. marks
+    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s, prefilled_tokens: as there. marks
     (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
     its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
     its prefill leg was. found: what is told of the constants from all that.
@@ -49,6 +50,7 @@ class Bound(NamedTuple):
     own: Any
     sums: Any
     prefill_since_s: Any
+    prefilled_tokens: Any
     marks: Any
     uncached_tokens: Any
     local_tokens: Any
@@ -70,6 +72,7 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole
         np.zeros(n_requests * harm.N_SHARE),
         np.zeros(n_bound * harm.N_SHARE),
         np.zeros(n_prefill),
+        np.zeros(whole_engines),
         np.zeros(n_requests * N_MARK),
         np.zeros(n_requests),
         np.zeros(n_bound),
@@ -87,7 +90,7 @@ def _as_arrays(found: SelfCalibration, params: Any) -> SelfCalibration:
 @jit
 def residents_at(bound: Bound, now_s: float) -> Any:
     """What a decision sees of them."""
-    return harm.Residents(now_s, bound.prefill_since_s, bound.sums)
+    return harm.Residents(now_s, bound.prefill_since_s, bound.sums, (), bound.prefilled_tokens)
 
 
 @jit
@@ -101,7 +104,7 @@ def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, 
     if chosen.action != REMOTE:
         bound.local_tokens[d] += uncached_tokens
     if p != NONE and fleet.prefill_requests[p] == 0.0 and fleet.prefill_tokens[p] == 0.0:
-        bound.prefill_since_s[p] = now_s
+        note_prefill(residents_at(bound, now_s), p, 0.0, now_s)
         prefill_starts(bound.found, p, now_s)
     bound.next[i] = bound.first[d]
     if bound.first[d] != NONE:
@@ -123,9 +126,9 @@ def unbind(bound: Bound, i: int, d: int, n_requests: float) -> None:
 
 
 @jit
-def whole_prefilled(bound: Bound, p: int, now_s: float) -> None:
+def whole_prefilled(bound: Bound, p: int, tokens: float, now_s: float) -> None:
     """A prefill engine that serves whole requests too has prefilled one, or a leg."""
-    bound.prefill_since_s[p] = now_s
+    note_prefill(residents_at(bound, now_s), p, tokens, now_s)
     prefill_disturbed(bound.found, p, now_s)
 
 
@@ -135,9 +138,9 @@ def leg_returned(bound: Bound, i: int, p: int, tokens: float, now_s: float) -> N
     bound.returned_s[i] = now_s
     d = len(bound.found.sampled_s) + p
     if d < len(bound.first) and bound.first[d] != NONE:
-        whole_prefilled(bound, p, now_s)
+        whole_prefilled(bound, p, tokens, now_s)
         return
-    bound.prefill_since_s[p] = now_s
+    note_prefill(residents_at(bound, now_s), p, tokens, now_s)
     prefill_returns(bound.found, p, tokens, now_s)
 
 

@@ -66,7 +66,7 @@ def _complete(
                 fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
                 outcome.cached_tokens[i] = core.sequences[s].cached_tokens
                 if e < n_prefill and policy == decision.PRICE:
-                    whole_prefilled(state.bound, e, engine.step_end_s)
+                    whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
     for k in range(engine.finished):
         s = core.finished[e, k]
         i = s // 2

@@ -13,7 +13,14 @@ In the subset of Python that numba compiles.
 
 from collections.abc import Sequence
 
-from serve_table.harm import Residents, context_tokens, harm, logistic, remaining_tokens
+from serve_table.harm import (
+    Residents,
+    context_tokens,
+    harm,
+    logistic,
+    prefilled_tokens_per_s,
+    remaining_tokens,
+)
 from serve_table.placement import count_up
 from serve_table.price_params import (
     BACKLOG_WEIGHT,
@@ -44,6 +51,9 @@ from serve_table.step_time import step_time_s
 LOCAL_JOIN_STEPS = 1.5
 REMOTE_JOIN_STEPS = 3.0
 """Steps of a busy engine from a request's coming to its first token; a transfer is noticed one step late."""
+
+MOST_PREFILL = 0.9
+"""The largest share of a prefill engine's time that prefill is taken to take."""
 
 LEAST_BACKLOG = 0.1
 """An engine that gives nothing back for long is not taken for one that has done its work."""
@@ -122,18 +132,19 @@ def decode_values(
     prefilled_s: float,
     prefill_tokens: float,
     d: int,
+    slowdown: float = 1.0,
 ) -> tuple[float, float]:
     """Value of a request on decode engine d: prefilled there, and elsewhere after `prefilled_s`.
 
-    prefill_tokens: what would be computed elsewhere.
+    prefill_tokens: what would be computed elsewhere. slowdown: of the engine's steps.
     """
     known = len(residents.shares) > 0
     n = fleet.decode_requests[d]
     context = context_tokens(residents, d) if known else fleet.decode_tokens[d]
     prompt = request.prompt_tokens
     slo_class = 1 if request.slo_class == 1 else 0
-    step_s = expected_step_s(params, n, context)
-    joined_s = expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
+    step_s = slowdown * expected_step_s(params, n, context)
+    joined_s = slowdown * expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
     uncached = max(prompt - request.decode_cached_tokens[d], 0.0)
     pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
     stall_s = params[PREFILL_TOKEN_S] * uncached
@@ -161,6 +172,17 @@ def decode_values(
         local -= weight * harm(params, residents, d, n, rise_s, pending_s, stall_s)
         remote -= weight * harm(params, residents, d, n, rise_s, pending_s, 0.0)
     return local, remote
+
+
+def prefill_share(params: Sequence[float], residents: Residents, own: float, p: int) -> float:
+    """Of the prefill engines' time of late, what prefill took: so often is stalled who decodes there."""
+    tokens_per_s = 0.0
+    n = len(residents.prefilled_tokens)
+    if own > 0.0:
+        return params[PREFILL_TOKEN_S] * prefilled_tokens_per_s(residents, p)
+    for i in range(n):
+        tokens_per_s += prefilled_tokens_per_s(residents, i)
+    return params[PREFILL_TOKEN_S] * tokens_per_s / max(n, 1)
 
 
 def best_candidate(
@@ -198,7 +220,10 @@ def best_candidate(
     for k in range(fleet.whole_engines):
         d = n + (rotation + k) % fleet.whole_engines
         if fleet.decode_up[d] > 0.0:
-            whole, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d)
+            slowdown = 1.0
+            if len(params) > 34:
+                slowdown = 1.0 / (1.0 - min(params[35] * prefill_share(params, residents, params[36], d - n), MOST_PREFILL))
+            whole, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d, slowdown)
             if len(params) > 34:
                 whole -= params[34]
             if best == NO_ENGINE or whole > best_value:
