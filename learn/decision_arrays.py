@@ -36,7 +36,7 @@ def new_fleet(n_prefill: int, n_decode: int, elastic: bool = False) -> Any:
     prefill_tokens = to_prefill[n_decode:] if elastic else np.zeros(n_prefill)
     prefill: list[Any] = [np.zeros(n_prefill), prefill_tokens, np.ones(n_prefill)]
     decode: list[Any] = [np.zeros(n), np.zeros(n), to_prefill, np.ones(n)]
-    return Fleet(*prefill, *decode, whole_engines)
+    return Fleet(*prefill, *decode)._replace(whole_engines=whole_engines)
 
 
 def table_arrays(table: Table) -> Table:

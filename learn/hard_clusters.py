@@ -40,6 +40,8 @@ def clusters_start(compiled: CompiledTable) -> list[Params]:
 
 def clusters_policy(compiled: CompiledTable, params: Params) -> Policy:
     """The policy of a point: the table's look-up with a single regime."""
-    actions = np.array([TABLE_ACTION_NAMES.index(params[f"action_{k}"]) for k in range(len(compiled.clusters))], np.uint8)
+    actions = np.array(
+        [TABLE_ACTION_NAMES.index(params[f"action_{k}"]) for k in range(len(compiled.clusters))], np.uint8
+    )
     table = replace(compiled, regimes=Regimes((), ())).decision_table(actions)
     return Policy("clusters", decision.TABLE, list(astuple(LEAST_LOADED)), table, "searched")

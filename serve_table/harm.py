@@ -34,9 +34,11 @@ class Residents(NamedTuple):
     """Those bound to the engines, as a decision sees them, and the time.
 
     prefill_since_s (n_prefill,): when the engine last began to work or gave back a leg. shares (n_decode * N_SHARE,):
-    per engine the sums of its residents' shares, where elastic also of whole requests per prefill engine. Both are empty where nothing is known of residents. constants: those
-    of the price as they were estimated then; empty where they are its params' own. prefilled_tokens (n_prefill,): where
-    elastic, what each engine prefilled up to `prefill_since_s`, of which `PREFILLED_OVER_S` later 1 / e counts.
+    per engine the sums of its residents' shares. Both are empty where nothing is known of residents. constants: those
+    of the price as they were estimated then; empty where they are its params' own.
+
+    Elastic: shares go on with those of the whole requests on each prefill engine. prefilled_tokens (n_prefill,): what
+    each prefilled up to `prefill_since_s`, of which 1 / e is left `PREFILLED_OVER_S` later; else empty.
     """
 
     now_s: float

@@ -52,8 +52,11 @@ LOCAL_JOIN_STEPS = 1.5
 REMOTE_JOIN_STEPS = 3.0
 """Steps of a busy engine from a request's coming to its first token; a transfer is noticed one step late."""
 
-MOST_PREFILL = 0.9
-"""The largest share of a prefill engine's time that prefill is taken to take."""
+WHOLE_MARGIN = 0.02
+"""What a whole request must be worth more: it takes a prefill engine for longer than it is seen to."""
+PREFILL_CAUTION = 1.5
+"""On the share of its time that a prefill engine prefills: stalls come in bursts, and TPOT targets have little room."""
+MOST_BUSY = 0.9
 
 LEAST_BACKLOG = 0.1
 """An engine that gives nothing back for long is not taken for one that has done its work."""
@@ -174,22 +177,21 @@ def decode_values(
     return local, remote
 
 
-def prefill_share(params: Sequence[float], residents: Residents, own: float, p: int) -> float:
-    """Of the prefill engines' time of late, what prefill took: so often is stalled who decodes there."""
-    tokens_per_s = 0.0
-    n = len(residents.prefilled_tokens)
-    if own > 0.0:
-        return params[PREFILL_TOKEN_S] * prefilled_tokens_per_s(residents, p)
-    for i in range(n):
-        tokens_per_s += prefilled_tokens_per_s(residents, i)
-    return params[PREFILL_TOKEN_S] * tokens_per_s / max(n, 1)
+def whole_value(params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int) -> float:
+    """Value of a whole request on a prefill engine, whose steps legs will stretch as they did of late."""
+    busy = 0.0
+    if len(residents.prefilled_tokens) > 0:
+        busy = params[PREFILL_TOKEN_S] * prefilled_tokens_per_s(residents, prefill)
+    slowdown = 1.0 / (1.0 - min(PREFILL_CAUTION * busy, MOST_BUSY))
+    d = n_decode_engines(fleet) + prefill
+    value, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d, slowdown)
+    return value - WHOLE_MARGIN
 
 
 def best_candidate(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int, favoured: int
 ) -> tuple[int, int, int]:
-    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one. A whole request
-    must be worth more than either.
+    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one and last whole.
 
     favoured: the action that the table has for the request, worth `table_weight` more.
     """
@@ -218,14 +220,9 @@ def best_candidate(
             if best == NO_ENGINE or local > best_value:
                 best_action, best, best_value = LOCAL, d, local
     for k in range(fleet.whole_engines):
-        d = n + (rotation + k) % fleet.whole_engines
-        if fleet.decode_up[d] > 0.0:
-            slowdown = 1.0
-            if len(params) > 34:
-                slowdown = 1.0 / (1.0 - min(params[35] * prefill_share(params, residents, params[36], d - n), MOST_PREFILL))
-            whole, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d, slowdown)
-            if len(params) > 34:
-                whole -= params[34]
+        p = (rotation + k) % fleet.whole_engines
+        if fleet.decode_up[n + p] > 0.0:
+            whole = whole_value(params, request, fleet, residents, p)
             if best == NO_ENGINE or whole > best_value:
-                best_action, best, best_value = WHOLE, d, whole
+                best_action, best, best_value = WHOLE, n + p, whole
     return best_action, prefill if best_action == REMOTE else NO_ENGINE, best
