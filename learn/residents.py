@@ -149,7 +149,9 @@ def renew_shares(core: Core, load: Any, outcome: Any, fleet: Any, bound: Bound, 
     """Renew the shares that the router would have renewed by now."""
     n_prefill = len(bound.prefill_since_s)
     for d in range(len(bound.first)):
-        e = (n_prefill + d) % len(core.engines)
+        e = n_prefill + d
+        if e >= len(core.engines):
+            e -= len(core.engines)
         engine = core.engines[e]
         steps = 0
         token_s = engine.step_start_s

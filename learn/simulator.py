@@ -56,21 +56,25 @@ def _complete(
     """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
     engine = core.engines[e]
     answered = 0
-    d = (e - n_prefill) % len(core.engines)
+    prefills = e < n_prefill
+    d = e - n_prefill
+    if prefills:
+        d += len(core.engines)
     for k in range(engine.first_tokens):
         s = core.first_tokens[e, k]
+        if prefills and s % 2 == 0:
+            continue
         i = s // 2
-        if s % 2 == 1:
-            outcome.first_token_s[i] = engine.step_end_s
-            if outcome.action[i] != situation.REMOTE:
-                fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
-                outcome.cached_tokens[i] = core.sequences[s].cached_tokens
-                if e < n_prefill and policy == decision.PRICE:
-                    whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
+        outcome.first_token_s[i] = engine.step_end_s
+        if outcome.action[i] != situation.REMOTE:
+            fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
+            outcome.cached_tokens[i] = core.sequences[s].cached_tokens
+            if prefills and policy == decision.PRICE:
+                whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
     for k in range(engine.finished):
         s = core.finished[e, k]
         i = s // 2
-        if s % 2 == 0:
+        if prefills and s % 2 == 0:
             fleet.prefill_requests[e] -= 1.0
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
             if policy == decision.PRICE:
@@ -136,8 +140,9 @@ def run(
             s = events.sequence[0]
             drop_first_event(events)
             i = s // 2
-            # After the last decode engine come the prefill engines, for whole requests.
-            e = outcome.prefill[i] if s % 2 == 0 else (n_prefill + outcome.decode[i]) % len(core.engines)
+            e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
+            if e >= len(core.engines):  # a whole request
+                e -= len(core.engines)
             if kind == SUBMIT:
                 submit(core, e, s)
                 interrupt(core, e, event_s)

@@ -107,8 +107,6 @@ def best_prefill(
     Harm to whole requests there counts as the time that costs as much of the chance to meet a TTFT target in reach.
     """
     n = len(fleet.prefill_up)
-    slo_class = 1 if request.slo_class == 1 else 0
-    harm_s = 4.0 * params[TTFT_WIDTH] * ttft_target_s(params, slo_class, request.prompt_tokens)
     best = NO_ENGINE
     best_s = 0.0
     best_cost_s = 0.0
@@ -116,7 +114,11 @@ def best_prefill(
         p = (rotation + k) % n
         if fleet.prefill_up[p] > 0.0:
             after_s = prefilled_after_s(params, request, fleet, residents, p)
-            cost_s = after_s + harm_s * leg_harm(params, request, fleet, residents, p)
+            cost_s = after_s
+            if fleet.whole_engines > 0:
+                slo_class = 1 if request.slo_class == 1 else 0
+                harm_s = 4.0 * params[TTFT_WIDTH] * ttft_target_s(params, slo_class, request.prompt_tokens)
+                cost_s += harm_s * leg_harm(params, request, fleet, residents, p)
             if best == NO_ENGINE or cost_s < best_cost_s:
                 best, best_s, best_cost_s = p, after_s, cost_s
     return best, best_s
