@@ -175,16 +175,18 @@ def costs_of(vector: Floats, profile: HardwareProfile) -> Costs:
     )
 
 
-def fitted_topology(prefill_engines: int, decode_engines: int, profile: HardwareProfile, costs: Costs) -> Topology:
+def fitted_topology(
+    prefill_engines: int, decode_engines: int, profile: HardwareProfile, costs: Costs, elastic: bool = False
+) -> Topology:
     """A cluster with a profile's limits and fitted times."""
     fitted = replace(profile, step=costs.step_time, handoff=costs.handoff)
-    return Topology(prefill_engines, decode_engines, fitted, costs.overhead_s)
+    return Topology(prefill_engines, decode_engines, fitted, costs.overhead_s, elastic)
 
 
 def _topology(journal: JournalTrace, profile: HardwareProfile, costs: Costs) -> Topology:
     # A pool without engines is possible in a journal of local requests only; the simulator needs one of each.
     n_prefill = max(len(journal.prefill_engines), 1)
-    return fitted_topology(n_prefill, len(journal.decode_engines), profile, costs)
+    return fitted_topology(n_prefill, len(journal.decode_engines), profile, costs, journal.elastic)
 
 
 def _log_ratio(simulated: Floats, measured: Floats) -> Floats:

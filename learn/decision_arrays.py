@@ -26,11 +26,17 @@ def note_features(features: npt.NDArray[np.float64], i: int, request: Request, f
     features[i, 6] = seen.decode_pressure_requests
 
 
-def new_fleet(n_prefill: int, n_decode: int) -> Any:
-    """An idle `Fleet` of live engines, as arrays."""
-    prefill: list[Any] = [np.zeros(n_prefill), np.zeros(n_prefill), np.ones(n_prefill)]
-    decode: list[Any] = [np.zeros(n_decode), np.zeros(n_decode), np.zeros(n_decode), np.ones(n_decode)]
-    return Fleet(*prefill, *decode)
+def new_fleet(n_prefill: int, n_decode: int, elastic: bool = False) -> Any:
+    """An idle `Fleet` of live engines, as arrays. elastic: its prefill engines may serve whole requests; what they have
+    to prefill is then one array, seen as both columns that tell of it.
+    """
+    whole_engines = n_prefill if elastic else 0
+    n = n_decode + whole_engines
+    to_prefill = np.zeros(n)
+    prefill_tokens = to_prefill[n_decode:] if elastic else np.zeros(n_prefill)
+    prefill: list[Any] = [np.zeros(n_prefill), prefill_tokens, np.ones(n_prefill)]
+    decode: list[Any] = [np.zeros(n), np.zeros(n), to_prefill, np.ones(n)]
+    return Fleet(*prefill, *decode)._replace(whole_engines=whole_engines)
 
 
 def table_arrays(table: Table) -> Table:

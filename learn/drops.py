@@ -17,6 +17,7 @@ REASONS = {
     "unavailable": "no engine was up",
     "no_decision": "no decision or no propensity was journaled",
     "fallback": "executed otherwise than decided, so the outcome is not the chosen action's",
+    "whole": "served whole by a prefill engine, which no table chooses",
     "invalid_fleet": "the fleet's lists do not fit the engines",
     "missing_feature": "a feature is NaN or infinite",
     "non_positive_length": "a length is zero or negative",

@@ -20,7 +20,7 @@ from learn.drops import REASONS, DropReport, require_rows
 from serve_table.artifact_metadata import FEATURE_NAMES
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
-from serve_table.replay import request_and_fleet
+from serve_table.replay import decode_candidates, request_and_fleet
 from serve_table.situation import ACTION_NAMES, Features, features_of
 
 COLUMNS = {
@@ -205,6 +205,8 @@ def drop_reason(row: Row) -> str | None:
         return "no_decision"
     if _fell_back(row):
         return "fallback"
+    if row.action == "whole":
+        return "whole"
     if not fleet_fits(row):
         return "invalid_fleet"
     features = journaled_features(row)
@@ -230,7 +232,7 @@ def _fell_back(row: Row) -> bool:
 
 
 def fleet_fits(row: Row) -> bool:
-    """Whether the journaled fleet has as many engines as the row names."""
+    """Whether the journaled fleet has as many engines as the row names, where elastic its prefill engines twice."""
     fleet = row.fleet
     if fleet is None:
         return False
@@ -243,7 +245,7 @@ def fleet_fits(row: Row) -> bool:
         fleet.decode_cached_tokens,
     )
     return all(len(column) == len(row.prefill_engines) for column in prefill) and all(
-        len(column) == len(row.decode_engines) for column in decode
+        len(column) == len(decode_candidates(row)) for column in decode
     )
 
 

@@ -10,7 +10,7 @@ from learn.regimes import Regimes
 from learn.table import CompiledTable
 from serve_table import decision
 from serve_table.policy import PlacementParams, Policy
-from serve_table.situation import ACTION_NAMES
+from serve_table.situation import TABLE_ACTION_NAMES
 
 LEAST_LOADED = PlacementParams(
     prefill_request=1.0,
@@ -25,7 +25,7 @@ LEAST_LOADED = PlacementParams(
 
 def clusters_space(compiled: CompiledTable) -> Space:
     """The action of each cluster."""
-    return {f"action_{k}": CategoricalDistribution(ACTION_NAMES) for k in range(len(compiled.clusters))}
+    return {f"action_{k}": CategoricalDistribution(TABLE_ACTION_NAMES) for k in range(len(compiled.clusters))}
 
 
 def clusters_start(compiled: CompiledTable) -> list[Params]:
@@ -40,6 +40,8 @@ def clusters_start(compiled: CompiledTable) -> list[Params]:
 
 def clusters_policy(compiled: CompiledTable, params: Params) -> Policy:
     """The policy of a point: the table's look-up with a single regime."""
-    actions = np.array([ACTION_NAMES.index(params[f"action_{k}"]) for k in range(len(compiled.clusters))], np.uint8)
+    actions = np.array(
+        [TABLE_ACTION_NAMES.index(params[f"action_{k}"]) for k in range(len(compiled.clusters))], np.uint8
+    )
     table = replace(compiled, regimes=Regimes((), ())).decision_table(actions)
     return Policy("clusters", decision.TABLE, list(astuple(LEAST_LOADED)), table, "searched")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from learn.trace import Trace
 from serve_table.errors import TraceError
 from serve_table.journal import Row
-from serve_table.situation import ACTION_NAMES, NO_ENGINE
+from serve_table.situation import ACTION_NAMES, NO_ENGINE, WHOLE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,9 +25,10 @@ router is started again so soon."""
 class JournalTrace:
     """A run as a trace, with what was executed: columns (n_requests,) in order of arrival.
 
-    action: LOCAL or REMOTE as executed. prefill, decode: index into prefill_engines and decode_engines; prefill is
-    -1 where local. predicted_tokens: as the decision saw them. held_s: in the router, before it was sent. ttft_s,
-    tpot_s: as measured, NaN where not. left_out: reason to number of rows that put no or unknown load on the engines.
+    action: LOCAL, REMOTE or WHOLE as executed. prefill, decode: index into prefill_engines and decode_engines; prefill
+    is -1 unless remote, decode of a whole request is n_decode + its prefill engine. predicted_tokens: as the decision
+    saw them. held_s: in the router, before it was sent. ttft_s, tpot_s: as measured, NaN where not. left_out: reason to
+    number of rows that put no or unknown load on the engines.
     """
 
     trace: Trace
@@ -42,6 +43,11 @@ class JournalTrace:
     prefill_engines: tuple[str, ...]
     decode_engines: tuple[str, ...]
     left_out: dict[str, int]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether prefill engines served whole requests."""
+        return bool(np.any(self.action == WHOLE))
 
 
 def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
@@ -64,7 +70,10 @@ def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
     block_tokens = block_size(used)
     chain_start, chain_length, block_ids = prefix_chains(used, prompts, block_tokens)
     prefill_engines = engine_names([row.executed_prefill_engine for row in used], [row.prefill_engines for row in used])
-    decode_engines = engine_names([row.executed_decode_engine for row in used], [row.decode_engines for row in used])
+    decoded_on = [None if row.executed == "whole" else row.executed_decode_engine for row in used]
+    decode_engines = engine_names(decoded_on, [row.decode_engines for row in used])
+    # Behind the decode engines come the prefill engines, for whole requests.
+    places = {name: i for i, name in enumerate((*decode_engines, *prefill_engines))}
     arrival_s = np.array([row.arrival_s for row in used])
     trace = Trace(
         name=name,
@@ -83,7 +92,7 @@ def journal_trace(rows: Iterable[Row], name: str = "journal") -> JournalTrace:
         request_ids=tuple(row.request_id for row in used),
         action=np.array([ACTION_NAMES.index(str(row.executed)) for row in used], dtype=np.int64),
         prefill=_indices([row.executed_prefill_engine for row in used], prefill_engines),
-        decode=_indices([row.executed_decode_engine for row in used], decode_engines),
+        decode=np.array([places[str(row.executed_decode_engine)] for row in used], dtype=np.int64),
         predicted_tokens=np.array([row.predicted_output_tokens for row in used], dtype=np.float64),
         held_s=np.array([row.waited_s or 0.0 for row in used], dtype=np.float64),
         ttft_s=np.array([row.ttft_s for row in used], dtype=np.float64),

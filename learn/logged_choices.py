@@ -20,7 +20,7 @@ from serve_table.errors import JournalError
 from serve_table.journal import Row
 from serve_table.placement import count_up
 from serve_table.policy import Policy
-from serve_table.replay import redecide, request_and_fleet, residents_of
+from serve_table.replay import is_elastic, redecide, request_and_fleet, residents_of
 from serve_table.situation import ACTION_NAMES, LOCAL, NO_ENGINE, Draws, features_of
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +32,7 @@ DRAWN_TWICE = "power_of_two"
 REASONS = {
     "duplicate_request_id": "a row of that request id was read before; the first one counts",
     "no_decision": "no decision was journaled",
+    "elastic": "its prefill engines serve whole requests, which exploration never draws",
     "no_propensity": "no propensity was journaled",
     "invalid_row": "the fleet, the draws or the propensity do not fit a decision",
     "no_slo_outcome": "no SLO outcome: not streamed, refused as wrong, or the client left",
@@ -121,6 +122,8 @@ def left_out_reason(row: Row) -> str | None:
     """Why a row tells nothing of another policy, the first that applies in the order of `REASONS`; None if it does."""
     if row.fleet is None or row.action is None or row.decode_engine is None:
         return "no_decision"
+    if is_elastic(row):
+        return "elastic"
     if row.propensity is None:
         return "no_propensity"
     if not _fits(row):

@@ -10,15 +10,17 @@ from learn.core import DECODING, NONE, Core
 from learn.planned_steps import end_of_steps_s, steps_begun
 from serve_table import harm, price_params, self_calibration
 from serve_table.self_calibration import Mark, SelfCalibration
-from serve_table.situation import LOCAL, REMOTE
+from serve_table.situation import REMOTE, WHOLE
 
 Ints = npt.NDArray[np.int64]
 
 renew_share = compile_with_callees(harm.renew_share)
+note_prefill = compile_with_callees(harm.note_prefill)
 remove_share = compile_with_callees(harm.remove_share)
 ttft_target_s = compile_with_callees(price_params.ttft_target_s)
 observe_window = compile_with_callees(self_calibration.observe_window)
 observe_pull = compile_with_callees(self_calibration.observe_pull)
+prefill_disturbed = compile_with_callees(self_calibration.prefill_disturbed)
 prefill_starts = compile_with_callees(self_calibration.prefill_starts)
 prefill_returns = compile_with_callees(self_calibration.prefill_returns)
 
@@ -30,10 +32,11 @@ UNSEEN = -1
 
 
 class Bound(NamedTuple):
-    """Per decode engine a linked list of its residents: first (n_decode,); the rest (n_requests,).
+    """Per decode engine a linked list of its residents: first (n_decode,); the rest (n_requests,). Where elastic, the
+    prefill engines come after the decode engines.
 
     told: tokens streamed when the share was last renewed. lost: 1 where the TTFT target was missed by then. own
-    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s: as there. marks
+    (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s, prefilled_tokens: as there. marks
     (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
     its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
     its prefill leg was. found: what is told of the constants from all that.
@@ -47,6 +50,7 @@ class Bound(NamedTuple):
     own: Any
     sums: Any
     prefill_since_s: Any
+    prefilled_tokens: Any
     marks: Any
     uncached_tokens: Any
     local_tokens: Any
@@ -54,20 +58,24 @@ class Bound(NamedTuple):
     found: SelfCalibration
 
 
-def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any) -> Bound:
-    """Nobody is bound to any engine. params: the price's, of which the constants will be estimated in place."""
+def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole_engines: int = 0) -> Bound:
+    """Nobody is bound to any engine. params: the price's, of which the constants will be estimated in place.
+    whole_engines: as in `Fleet`.
+    """
+    n_bound = n_decode + whole_engines
     return Bound(
-        np.full(n_decode, NONE),
+        np.full(n_bound, NONE),
         np.full(n_requests, NONE),
         np.full(n_requests, NONE),
         np.full(n_requests, UNSEEN),
         np.zeros(n_requests, np.int64),
         np.zeros(n_requests * harm.N_SHARE),
-        np.zeros(n_decode * harm.N_SHARE),
+        np.zeros(n_bound * harm.N_SHARE),
         np.zeros(n_prefill),
+        np.zeros(whole_engines),
         np.zeros(n_requests * N_MARK),
         np.zeros(n_requests),
-        np.zeros(n_decode),
+        np.zeros(n_bound),
         np.zeros(n_requests),
         _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
     )
@@ -82,7 +90,7 @@ def _as_arrays(found: SelfCalibration, params: Any) -> SelfCalibration:
 @jit
 def residents_at(bound: Bound, now_s: float) -> Any:
     """What a decision sees of them."""
-    return harm.Residents(now_s, bound.prefill_since_s, bound.sums)
+    return harm.Residents(now_s, bound.prefill_since_s, bound.sums, (), bound.prefilled_tokens)
 
 
 @jit
@@ -90,11 +98,14 @@ def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, 
     """Take in request i that was just decided, before `fleet` counts it. uncached_tokens: on its decode engine."""
     d = chosen.decode
     bound.uncached_tokens[i] = uncached_tokens
-    if chosen.action == LOCAL:
+    p = chosen.prefill
+    if chosen.action == WHOLE:
+        p = d - len(bound.found.sampled_s)
+    if chosen.action != REMOTE:
         bound.local_tokens[d] += uncached_tokens
-    elif fleet.prefill_requests[chosen.prefill] == 0.0:
-        bound.prefill_since_s[chosen.prefill] = now_s
-        prefill_starts(bound.found, chosen.prefill, now_s)
+    if p != NONE and fleet.prefill_requests[p] == 0.0 and fleet.prefill_tokens[p] == 0.0:
+        note_prefill(residents_at(bound, now_s), p, 0.0, now_s)
+        prefill_starts(bound.found, p, now_s)
     bound.next[i] = bound.first[d]
     if bound.first[d] != NONE:
         bound.previous[bound.first[d]] = i
@@ -115,10 +126,21 @@ def unbind(bound: Bound, i: int, d: int, n_requests: float) -> None:
 
 
 @jit
+def whole_prefilled(bound: Bound, p: int, tokens: float, now_s: float) -> None:
+    """A prefill engine that serves whole requests too has prefilled one, or a leg."""
+    note_prefill(residents_at(bound, now_s), p, tokens, now_s)
+    prefill_disturbed(bound.found, p, now_s)
+
+
+@jit
 def leg_returned(bound: Bound, i: int, p: int, tokens: float, now_s: float) -> None:
     """The prefill leg of request i, of so many uncached tokens, is over."""
-    bound.prefill_since_s[p] = now_s
     bound.returned_s[i] = now_s
+    d = len(bound.found.sampled_s) + p
+    if d < len(bound.first) and bound.first[d] != NONE:
+        whole_prefilled(bound, p, tokens, now_s)
+        return
+    note_prefill(residents_at(bound, now_s), p, tokens, now_s)
     prefill_returns(bound.found, p, tokens, now_s)
 
 
@@ -127,13 +149,16 @@ def renew_shares(core: Core, load: Any, outcome: Any, fleet: Any, bound: Bound, 
     """Renew the shares that the router would have renewed by now."""
     n_prefill = len(bound.prefill_since_s)
     for d in range(len(bound.first)):
-        engine = core.engines[n_prefill + d]
+        e = n_prefill + d
+        if e >= len(core.engines):
+            e -= len(core.engines)
+        engine = core.engines[e]
         steps = 0
         token_s = engine.step_start_s
         if engine.busy == 1 and engine.planned_steps > 1:
-            steps = steps_begun(core, n_prefill + d, now_s) - 1
+            steps = steps_begun(core, e, now_s) - 1
             if steps > 0:
-                token_s = end_of_steps_s(core, n_prefill + d, steps)
+                token_s = end_of_steps_s(core, e, steps)
         seen = Mark(
             token_s,
             float(engine.step + steps),
@@ -200,7 +225,11 @@ def _renew(
 
 @jit
 def _observe(bound: Bound, outcome: Any, d: int, i: int, streamed: float, told: bool, seen: Mark) -> None:
-    """What the window of request i since its last renewal, or its first token, tells of the constants."""
+    """What the window of request i since its last renewal, or its first token, tells of the constants; that of a whole
+    one on a prefill engine, between legs, nothing.
+    """
+    if d >= len(bound.found.sampled_s):
+        return
     at = i * N_MARK
     marks = bound.marks
     now = Mark(seen.time_s, streamed, seen.requests, seen.context_tokens, seen.local_tokens)

@@ -27,9 +27,11 @@ FORCED = -1
 
 @jit
 def _cached_tokens(core: Core, load: Load, i: int, first_engine: int, cached: Floats, now_s: float) -> None:
-    """Tokens of request i's prompt that each engine of a pool holds, into `cached`."""
+    """Tokens of request i's prompt that each engine of a pool holds, into `cached`; after the last comes the first."""
     for k in range(len(cached)):
         e = first_engine + k
+        if e >= len(core.engines):
+            e -= len(core.engines)
         settle_blocks(core, e, now_s)
         entries = cached_entries(core, e, load.chain_start[i], load.chain_length[i], load.prompt_tokens[i])
         cached[k] = float(entries * core.engines[e].entry_tokens)

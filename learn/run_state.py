@@ -83,7 +83,7 @@ class Routing(NamedTuple):
     """How the router decides. policy: a number of serve_table.decision, or FORCED with the choices in the outcome.
 
     overhead_s: time that each leg spends outside its engine (router and HTTP). prefill_cached (n_prefill,) and
-    decode_cached (n_decode,): scratch, since compiled functions do not allocate.
+    decode_cached (n_decode,), longer by n_prefill where elastic: scratch, since compiled functions do not allocate.
     """
 
     policy: int

@@ -18,7 +18,7 @@ from serve_table import decision
 from serve_table.artifact import empty_table
 from serve_table.errors import ConfigError, TraceError
 from serve_table.policy import Policy
-from serve_table.situation import REMOTE, Features
+from serve_table.situation import REMOTE, WHOLE, Features
 from serve_table.slo import SloTargets
 from serve_table.step_time import HardwareProfile
 
@@ -27,12 +27,15 @@ N_FEATURES = len(Features._fields)
 
 @dataclass(frozen=True)
 class Topology:
-    """A disaggregated cluster. overhead_s: time that each leg spends outside its engine (router and HTTP)."""
+    """A disaggregated cluster. overhead_s: time that each leg spends outside its engine (router and HTTP). elastic: its
+    prefill engines may serve whole requests, which only the price makes use of.
+    """
 
     prefill_engines: int
     decode_engines: int
     profile: HardwareProfile
     overhead_s: float = 0.0
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.prefill_engines < 0 or self.decode_engines < 1:
@@ -108,7 +111,8 @@ def replay(
     decode: Ints,
     held_s: npt.ArrayLike = 0.0,
 ) -> Simulated:
-    """Run a trace with every choice given, as a journal has them; prefill is -1 where local. held_s: in the router.
+    """Run a trace with every choice given, as a journal has them; prefill is -1 unless remote, decode counts on from
+    the decode engines where whole. held_s: in the router.
 
     Raises TraceError as `simulate` does, and where the choices name engines that the topology lacks.
     """
@@ -169,13 +173,21 @@ def _run(
         np.random.default_rng(seed).random((n, 4)),
     )
     number = FORCED if policy is None else policy.number
+    elastic = topology.elastic and number in (FORCED, decision.PRICE)
+    whole_engines = topology.prefill_engines if elastic else 0
     params = np.asarray(policy.params if policy is not None and policy.params else [0.0], np.float64)
     state = State(
         new_events(2 * n + 2),
         np.full(n_engines, np.inf),
         np.zeros(n),
         np.zeros(n),
-        new_bound(n if number == decision.PRICE else 0, topology.prefill_engines, topology.decode_engines, params),
+        new_bound(
+            n if number == decision.PRICE else 0,
+            topology.prefill_engines,
+            topology.decode_engines,
+            params,
+            whole_engines,
+        ),
         nothing_held(n if number == decision.PRICE else 0),
     )
     routing = Routing(
@@ -185,9 +197,9 @@ def _run(
         float(explore),
         float(topology.overhead_s),
         np.zeros(topology.prefill_engines),
-        np.zeros(topology.decode_engines),
+        np.zeros(topology.decode_engines + whole_engines),
     )
-    fleet = new_fleet(topology.prefill_engines, topology.decode_engines)
+    fleet = new_fleet(topology.prefill_engines, topology.decode_engines, elastic)
     handoff = np.asarray(topology.profile.handoff.as_list())
     answered = run(core, load, outcome, fleet, state, routing, handoff)
     if answered < n:
@@ -240,8 +252,10 @@ def _predicted_column(predicted_tokens: npt.ArrayLike, n: int) -> Any:
 def _require_choices(trace: Trace, topology: Topology, action: Ints, prefill: Ints, decode: Ints) -> None:
     if not len(action) == len(prefill) == len(decode) == len(trace):
         raise TraceError(f"trace {trace.name!r} has {len(trace)} requests, its choices differ in number")
-    remote = np.asarray(action) == REMOTE
-    known = (np.asarray(decode) >= 0) & (np.asarray(decode) < topology.decode_engines)
+    remote, whole = np.asarray(action) == REMOTE, np.asarray(action) == WHOLE
+    first = np.where(whole, topology.decode_engines, 0)
+    n_engines = np.where(whole, topology.prefill_engines * topology.elastic, topology.decode_engines)
+    known = (np.asarray(decode) >= first) & (np.asarray(decode) < first + n_engines)
     known &= ~remote | ((np.asarray(prefill) >= 0) & (np.asarray(prefill) < topology.prefill_engines))
     if not np.all(known):
         row = int(np.argmin(known))

@@ -13,7 +13,7 @@ from learn.core import HELD, Core
 from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, drop_first_event, push_event
 from learn.planned_steps import interrupt
-from learn.residents import leg_returned, unbind
+from learn.residents import leg_returned, unbind, whole_prefilled
 from learn.routing import arrive, pump
 from learn.run_state import Floats, Load, Outcome, Routing, State
 from serve_table import decision, situation, step_time
@@ -56,32 +56,38 @@ def _complete(
     """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
     engine = core.engines[e]
     answered = 0
-    if e < n_prefill:
-        for k in range(engine.finished):
-            s = core.finished[e, k]
-            i = s // 2
+    prefills = e < n_prefill
+    d = e - n_prefill
+    if prefills:
+        d += len(core.engines)
+    for k in range(engine.first_tokens):
+        s = core.first_tokens[e, k]
+        if prefills and s % 2 == 0:
+            continue
+        i = s // 2
+        outcome.first_token_s[i] = engine.step_end_s
+        if outcome.action[i] != situation.REMOTE:
+            fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
+            outcome.cached_tokens[i] = core.sequences[s].cached_tokens
+            if prefills and policy == decision.PRICE:
+                whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
+    for k in range(engine.finished):
+        s = core.finished[e, k]
+        i = s // 2
+        if prefills and s % 2 == 0:
             fleet.prefill_requests[e] -= 1.0
             fleet.prefill_tokens[e] -= state.prefill_uncached[i]
             if policy == decision.PRICE:
                 leg_returned(state.bound, i, e, state.prefill_uncached[i], engine.step_end_s)
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
             push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
-        return answered
-    d = e - n_prefill
-    for k in range(engine.first_tokens):
-        i = core.first_tokens[e, k] // 2
-        outcome.first_token_s[i] = engine.step_end_s
-        if outcome.action[i] == situation.LOCAL:
-            fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
-            outcome.cached_tokens[i] = core.sequences[2 * i + 1].cached_tokens
-    for k in range(engine.finished):
-        i = core.finished[e, k] // 2
-        outcome.finish_s[i] = engine.step_end_s
-        fleet.decode_requests[d] -= 1.0
-        fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
-        if policy == decision.PRICE:
-            unbind(state.bound, i, d, fleet.decode_requests[d])
-        answered += 1
+        else:
+            outcome.finish_s[i] = engine.step_end_s
+            fleet.decode_requests[d] -= 1.0
+            fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
+            if policy == decision.PRICE:
+                unbind(state.bound, i, d, fleet.decode_requests[d])
+            answered += 1
     return answered
 
 
@@ -135,6 +141,8 @@ def run(
             drop_first_event(events)
             i = s // 2
             e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
+            if e >= len(core.engines):  # a whole request
+                e -= len(core.engines)
             if kind == SUBMIT:
                 submit(core, e, s)
                 interrupt(core, e, event_s)

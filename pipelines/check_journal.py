@@ -11,7 +11,7 @@ from serve_table.artifact import load
 from serve_table.errors import JournalError
 from serve_table.journal import JournalReader, Row
 from serve_table.policy import Policy, policies_of
-from serve_table.replay import redecide
+from serve_table.replay import decode_candidates, redecide
 from serve_table.situation import ACTION_NAMES, NO_ENGINE
 
 SHOWN_BROKEN_LINES = 20
@@ -109,7 +109,7 @@ def decide_again(summary: Summary, row: Row, again: Policy | None) -> None:
         return
     found = redecide(row, again)
     prefill = None if found.prefill == NO_ENGINE else row.prefill_engines[found.prefill]
-    choice = (ACTION_NAMES[found.action], prefill, row.decode_engines[found.decode])
+    choice = (ACTION_NAMES[found.action], prefill, decode_candidates(row)[found.decode])
     if choice == (row.action, row.prefill_engine, row.decode_engine):
         summary.redecided_alike += 1
     else:

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from learn.costs import fitted_topology
-from learn.evaluate import Comparison, bench_of, compare
+from learn.evaluate import Bench, Comparison, bench_of, compare
 from learn.frame import clean_journal
 from learn.policy_space import baseline_policy
 from learn.resample import resampled
+from learn.splits import judged_splits, split_lines
 from learn.table import costs_of_artifact, strict_score
 from learn.trace import Trace, joined
 from pipelines.confirm import ConfirmConfig, add_confirm_arguments, confirm_config, confirmation_of, confirmed
@@ -89,6 +90,8 @@ def export(run_: Run, stage: Stage, config: ExportConfig, path: Path) -> bool:
     say(f"judging on {len(traces)} held-out traces ({where}), simulated with the fitted costs")
     comparison = evaluate(chosen, trained, baselines, traces)
     say_comparison(comparison, chosen)
+    for line in advice(chosen, trained, traces):
+        say(line)
     outputs = {"artifact": path}
     if config.confirm is not None:
         confirmation = confirmation_of(
@@ -138,12 +141,24 @@ def evaluate(candidate: Artifact, trained: TrainConfig, baselines: Baselines, tr
     """Score both policies of the candidate and every tuned baseline on the same traces."""
     profile = hardware_profile(trained.hardware)
     costs = costs_of_artifact(candidate)
-    n_prefill, n_decode = candidate.metadata.prefill_engines, candidate.metadata.decode_engines
-    topology = fitted_topology(n_prefill, n_decode, profile, costs)
-    bench = bench_of(traces, topology, candidate.slo_targets(), candidate.predictor())
+    bench = bench_for(candidate, trained, traces)
     tuned = {name: baseline_policy(name, params, costs, profile.kv_tokens) for name, params in baselines.params.items()}
     learned = {name: policy(name, artifact=candidate) for name in LEARNED}
     return compare(bench, {**tuned, **learned}, candidate.metadata.policy, tuned)
+
+
+def bench_for(candidate: Artifact, trained: TrainConfig, traces: list[Trace]) -> Bench:
+    """The traces on the cluster that the candidate was learned on."""
+    costs, profile = costs_of_artifact(candidate), hardware_profile(trained.hardware)
+    n_prefill, n_decode = candidate.metadata.prefill_engines, candidate.metadata.decode_engines
+    topology = fitted_topology(n_prefill, n_decode, profile, costs)
+    return bench_of(traces, topology, candidate.slo_targets(), candidate.predictor())
+
+
+def advice(candidate: Artifact, trained: TrainConfig, traces: list[Trace]) -> list[str]:
+    """How the candidate would do on other splits of the cluster's engines."""
+    bench = bench_for(candidate, trained, traces)
+    return split_lines(judged_splits(bench, policy("rutter", artifact=candidate)), bench.topology)
 
 
 def summary(artifact: Artifact, path: Path) -> list[str]:

@@ -16,7 +16,8 @@ from joblib import Parallel, delayed
 from learn.contenders import RUTTER
 from learn.evaluate import Floats, interval
 from learn.simulation import Topology
-from pipelines.frontier_report import ENGINES, LOAD, FrontierRow, engine_lines, load_lines
+from learn.splits import judged_splits, split_lines
+from pipelines.frontier_report import ENGINES, LOAD, SPLITS, FrontierRow, engine_lines, load_lines
 from pipelines.grid_policy import Workload
 from pipelines.grid_rivals import ComparedCell, Rival, compared_topologies, nearest
 from pipelines.results import RESULTS_FOLDER
@@ -33,6 +34,8 @@ LOADS = tuple(round(0.6 + 0.1 * k, 1) for k in range(17))
 """Of the rate of the comparison, where round robin is in mid-collapse."""
 ENGINE_POLICIES = (RUTTER, "dynamo_style", "round_robin")
 ENGINE_COUNTS = ("1P+2D", "2P+2D", "2P+3D", "2P+4D", "2P+5D", "2P+6D")
+ELASTIC = f"{RUTTER}_elastic"
+"""The learned policy where prefill engines may serve whole requests."""
 AGGREGATED = "always_local"
 """On as many engines without a prefill engine among them: what they do when they are not disaggregated."""
 
@@ -44,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--topology", default=DEFAULT_TOPOLOGY, metavar="P+D", help="whose rates and policies these are (%(default)s)")
     add("--loads", nargs="+", type=float, default=LOADS, metavar="X", help=f"of the rate; default: {LOADS[0]} to 2.2")
     add("--engines-workload", default="mixed", metavar="NAME", help="judged on every number of engines (%(default)s)")
+    add("--splits", action="store_true", help="also on every split of the topology's engines, with advice")
     add("--out", type=Path, default=DEFAULT_PATH, metavar="FILE", help="results (%(default)s)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="workloads at a time (%(default)s)")
 
@@ -68,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
         results.put(rows)
         lines = load_lines(rows) if title is not None else ["", *engine_lines(rows)]
         print("\n".join(lines), flush=True)
+    if args.splits:
+        judged = (delayed(split_part)(ComparedCell(run_, name, args.topology)) for name in names)
+        for rows, lines in Parallel(n_jobs=min(args.jobs, len(names)), return_as="generator")(judged):
+            results.put(rows)
+            print("\n".join(lines), flush=True)
     print(f"results in {results.path}")
     return 0
 
@@ -109,6 +118,20 @@ def engine_rows(cell: ComparedCell) -> list[FrontierRow]:
         goodput = alone.goodput(traces, workload, together)
         rows.append(row_of(ENGINES, cell.name, workload, together, AGGREGATED, 1.0, goodput))
     return rows
+
+
+def split_part(cell: ComparedCell) -> tuple[list[FrontierRow], list[str]]:
+    """The cell's learned policy, unchanged, on every split of as many engines at the cell's rate: rows and advice."""
+    workload = cell.workload()
+    rival = cell.rival(RUTTER, workload)
+    bench = rival.bench(list(workload.requests.tests(workload.rate).values()), workload)
+    splits = judged_splits(bench, rival.policy)
+    rows = [
+        row_of(SPLITS, cell.name, workload, split.topology, name, 1.0, split.goodput)
+        for split in splits
+        for name in (ELASTIC if split.topology.elastic else RUTTER,)
+    ]
+    return rows, [f"{cell.name}: {line}" for line in split_lines(splits, bench.topology)]
 
 
 def row_of(

@@ -6,15 +6,15 @@ from learn.carried_load import CARRIED_GOODPUT, carried_load
 from learn.contenders import RUTTER
 from pipelines.row_file import KeyedRow
 
-LOAD, ENGINES = "load", "engines"
+LOAD, ENGINES, SPLITS = "load", "engines", "splits"
 REFERENCE = "dynamo_style"
 
 
 class FrontierRow(KeyedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy's mean goodput over `runs` held-out traces, with its 95 % interval.
 
-    part: LOAD where the rate varies, ENGINES where the cluster does. load: of the rate at which round robin is in
-    mid-collapse on the comparison's cluster.
+    part: LOAD where the rate varies, ENGINES where the cluster does, SPLITS where only its engines' roles do. load: of
+    the rate at which round robin is in mid-collapse on the comparison's cluster.
     """
 
     part: str

@@ -52,7 +52,7 @@ class Simulator:
     def topology(self, journal: JournalTrace) -> Topology:
         costs = costs_of_artifact(self.artifact)
         n_prefill, n_decode = len(journal.prefill_engines), len(journal.decode_engines)
-        return fitted_topology(n_prefill, n_decode, self.profile, costs)
+        return fitted_topology(n_prefill, n_decode, self.profile, costs, journal.elastic)
 
     def goodput(self, candidate: Policy | None, seed: int) -> float | None:
         """Of every request under the candidate, or under the journaled choices for None; None without requests."""

@@ -18,6 +18,7 @@ from serve_table.artifact import Artifact
 from serve_table.journal import Row
 from serve_table.policy import LEARNED_POLICIES, policy
 from serve_table.predictor import constant_predictor
+from serve_table.replay import decode_candidates
 from serve_table.situation import ACTION_NAMES, NO_ENGINE
 from serve_table.slo import SloTargets
 
@@ -85,7 +86,7 @@ def replayed_met(trace: Trace, topology: Topology, slo: SloTargets, predicted: F
         held_s[i] = row.waited_s or 0.0
         choices[i, 0] = ACTION_NAMES.index(row.executed)
         choices[i, 1] = _place(row.executed_prefill_engine, row.prefill_engines)
-        choices[i, 2] = _place(row.executed_decode_engine, row.decode_engines)
+        choices[i, 2] = _place(row.executed_decode_engine, decode_candidates(row))
     met = np.zeros(len(trace), bool)
     if part.any():
         executed = np.flatnonzero(part)

@@ -119,17 +119,18 @@ class Arrival:
         caches, engines = context.caches, context.fleet.engines
         self.fleet = fleet = context.fleet.snapshot()
         cached = [caches.cached_tokens(engine.url, self._measured, self._chain) for engine in engines]
-        n_prefill = len(context.fleet.prefill)
+        n_prefill, n_decode = len(context.fleet.prefill), len(context.fleet.decode)
+        whole = context.fleet.whole
         self.request = self.request._replace(
             prefill_cached_tokens=[tokens for tokens, _ in cached[:n_prefill]],
-            decode_cached_tokens=[tokens for tokens, _ in cached[n_prefill:]],
+            decode_cached_tokens=[tokens for tokens, _ in cached[n_prefill:] + cached[: len(whole)]],
             waited_s=waited_s,
             held_ahead_tokens=held_ahead_tokens,
         )
         decision, residents = _decide(context, self.request, fleet, self._rotation, self._draws)
         if decision is None:
             action, self.prefill = LOCAL, NO_ENGINE
-            self.decode = least(fleet.decode_requests, fleet.decode_up, self._rotation)
+            self.decode = least(fleet.decode_requests, fleet.decode_up[:n_decode], self._rotation)
         else:
             action, self.prefill, self.decode = decision.action, decision.prefill, decision.decode
         self.residents = residents or NO_RESIDENTS
@@ -144,7 +145,7 @@ class Arrival:
             decision=decision,
             action=action_name(action),
             prefill_engine=context.fleet.prefill[self.prefill].url if self.prefill != NO_ENGINE else None,
-            decode_engine=context.fleet.decode[self.decode].url,
+            decode_engine=context.fleet.decode_candidates[self.decode].url,
         )
 
     def hold(self) -> None:
@@ -160,7 +161,7 @@ class Arrival:
     def _reserved(self) -> Admitted:
         context, request = self._context, self.request
         prefill = context.fleet.prefill[self.prefill] if self.prefill != NO_ENGINE else None
-        decode = context.fleet.decode[self.decode]
+        decode = context.fleet.decode_candidates[self.decode]
         tokens = request.prompt_tokens
         prefill_tokens = tokens - (request.prefill_cached_tokens[self.prefill] if prefill is not None else 0.0)
         local_tokens = tokens - request.decode_cached_tokens[self.decode]

@@ -43,7 +43,8 @@ class RouterConfig:
     stand for the engines run; journaled durations are divided by it. kv_tokens: KV budget of one engine.
     prefill_kv_events, decode_kv_events: where KV events come from, one an engine as `KvEndpoint` reads them or `-`
     for none; empty: nothing is followed. max_hold_s: the longest that a request is held, in engine time.
-    tenant_header: believe `x-rutter-tenant`.
+    tenant_header: believe `x-rutter-tenant`. elastic: prefill engines may serve whole requests, for which they must
+    decode as well (vLLM's `kv_role: kv_both`).
     """
 
     prefill_urls: tuple[str, ...]
@@ -63,6 +64,7 @@ class RouterConfig:
     decode_kv_events: tuple[str, ...] = ()
     max_hold_s: float = 30.0
     tenant_header: bool = False
+    elastic: bool = False
 
     @property
     def kv_endpoints(self) -> dict[str, KvEndpoint]:
@@ -85,6 +87,8 @@ class RouterConfig:
             raise ConfigError(f"--explore {self.explore} must be from 0 to 1")
         if self.cluster_kind not in CLUSTER_KINDS:
             raise ConfigError(f"--cluster-kind {self.cluster_kind!r}: known are {', '.join(CLUSTER_KINDS)}")
+        if self.elastic and not self.prefill_urls:
+            raise ConfigError("--elastic is about prefill engines: give their URLs with --prefill, or leave it out")
         positive = {
             "--dilation": self.dilation,
             "--connect-timeout-s": self.timeouts.connect_s,
@@ -149,7 +153,12 @@ class RouterContext:
         self.started_s = self.clock()
         self.metrics = RouterMetrics()
         self.journal = RouterJournal(journal_folder, self.metrics, self.clock)
-        self.fleet = EngineFleet(config.prefill_urls, config.decode_urls, config.timeouts)
+        if config.elastic and policy.number != PRICE:
+            raise ConfigError(
+                f"--elastic: policy {policy.name!r} never gives a whole request to a prefill engine; take "
+                "--policy price, or rutter with an artifact whose policy is the price"
+            )
+        self.fleet = EngineFleet(config.prefill_urls, config.decode_urls, config.timeouts, config.elastic)
         urls = [engine.url for engine in self.fleet.engines]
         salt = secrets.token_bytes(16)
         endpoints = config.kv_endpoints
@@ -164,7 +173,9 @@ class RouterContext:
         self.residents: ResidentBook | None = None
         if policy.number == PRICE:
             n_prefill, n_decode = len(config.prefill_urls), len(config.decode_urls)
-            self.residents = ResidentBook(policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation)
+            self.residents = ResidentBook(
+                policy.params, n_prefill, n_decode, lambda: self.clock() / config.dilation, config.elastic
+            )
             found = self.residents.found
             self.metrics.watch_constants(CONSTANT_NAMES, found.live, found.known)
         self.holding: Holding | None = None
@@ -175,8 +186,8 @@ class RouterContext:
         self.health = Health(self.fleet, self.caches, self.metrics, config.probes, on_change)
         self.metrics.watch_engines(
             [
-                (engine.url, engine.role, lambda e=engine: float(e.up), lambda e=engine: e.requests)  # type: ignore[misc]
-                for engine in self.fleet.engines
+                (engine.url, engine.role, lambda e=engine: float(e.host.up), lambda e=engine: e.requests)  # type: ignore[misc]
+                for engine in self.fleet.engines + self.fleet.whole
             ]
         )
 

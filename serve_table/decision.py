@@ -1,5 +1,7 @@
 """The decision: local or remote prefill, which prefill engine, which decode engine.
 
+The price may also give a whole request to a prefill engine, where the fleet is elastic; nothing else does.
+
 Every function here is pure (no clock, network or own randomness) and written in the subset of Python that
 numba compiles. The router calls them as they are, with lists; `learn` compiles the same functions for the
 simulator, with arrays. Sequences are indexed by engine: prefill engines (n_prefill,), decode engines
@@ -13,6 +15,7 @@ from serve_table.lookup import Table, action_of, cluster_of, regime_of
 from serve_table.placement import (
     better_of_two,
     class_aware_decode,
+    count_first_up,
     count_up,
     least,
     length_split_decode,
@@ -31,11 +34,13 @@ from serve_table.situation import (
     REASON_POLICY,
     REASON_UNSUPPORTED_REMOTE,
     REMOTE,
+    WHOLE,
     Decision,
     Draws,
     Fleet,
     Request,
     features_of,
+    n_decode_engines,
 )
 
 ROUND_ROBIN = 0
@@ -77,7 +82,12 @@ def dynamo_goes_local(params: Sequence[float], request: Request, fleet: Fleet, p
 def propensity_of(
     action: int, is_greedy: bool, both_actions: bool, n_prefill: int, n_decode: int, explore: float
 ) -> float:
-    """Probability of a choice when a share `explore` of requests draws an action, then engines, uniformly."""
+    """Probability of a choice when a share `explore` of requests draws an action, then engines, uniformly.
+
+    A whole request is never drawn.
+    """
+    if action == WHOLE:
+        return 1.0 - explore if is_greedy else 0.0
     uniform = 1.0 / n_decode
     if both_actions:
         uniform *= 0.5
@@ -98,7 +108,8 @@ def choose(
 ) -> tuple[int, int, int, int, int]:
     """The policy's own choice, before exploration: (action, prefill, decode, cluster, regime).
 
-    At least one decode engine must be up. Without a live prefill engine every policy goes local.
+    At least one decode engine must be up. Without a live prefill engine every policy goes local. Only the price may be
+    given an elastic fleet.
     """
     prefill = NO_ENGINE
     decode = NO_ENGINE
@@ -164,7 +175,7 @@ def decide(
     """
     action, prefill, decode, cluster, regime = choose(policy, params, table, request, fleet, rotation, draws, residents)
     n_prefill = count_up(fleet.prefill_up)
-    n_decode = count_up(fleet.decode_up)
+    n_decode = count_first_up(fleet.decode_up, n_decode_engines(fleet))
     remote_possible = n_prefill > 0 and request.remote_allowed
     reason = REASON_POLICY
     if action == REMOTE and not remote_possible:

@@ -17,7 +17,7 @@ from serve_table.journal import JournalReader, Row
 from serve_table.lookup import action_of, cluster_of, regime_of
 from serve_table.placement import decode_load, prefill_load
 from serve_table.policy import LEARNED_POLICIES, Policy, policy
-from serve_table.price import best_prefill, decode_values, prefill_backlog_s
+from serve_table.price import best_prefill, decode_values, leg_harm, prefill_backlog_s, whole_value
 from serve_table.price_params import HARM_WEIGHT, HOLD_S, TABLE_WEIGHT, with_constants
 from serve_table.replay import request_and_fleet, residents_of
 from serve_table.situation import (
@@ -25,6 +25,7 @@ from serve_table.situation import (
     LOCAL,
     NO_ENGINE,
     REASON_NAMES,
+    TABLE_ACTION_NAMES,
     Decision,
     Draws,
     Features,
@@ -196,16 +197,24 @@ def _price_lines(artifact: Artifact, situation: Situation, favoured: int) -> lis
     if request.remote_allowed:
         prefill, prefilled_s = best_prefill(params, request, fleet, residents, situation.rotation)
     lines = []
+    stalled = 0.0
     if prefill != NO_ENGINE:
+        stalled = leg_harm(params, request, fleet, residents, prefill)
         prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
         lines.append(f"price      prefilled on {situation.prefill_engines[prefill]} in {prefilled_s * 1e3:.1f} ms")
+        if stalled:
+            lines.append(f"price      whole requests there: remote {-stalled:+.4f} for their harm")
     for i, name in enumerate(situation.decode_engines):
         if fleet.decode_up[i] <= 0.0:
             lines.append(f"price      {name}: down")
             continue
         seen = (request, fleet, residents, prefilled_s, prefill_tokens, i)
         values = zip(
-            ACTION_NAMES, decode_values(params, *seen), decode_values(heedless, *seen), (local_worth, 0.0), strict=True
+            TABLE_ACTION_NAMES,
+            decode_values(params, *seen),
+            decode_values(heedless, *seen),
+            (local_worth, 0.0),
+            strict=True,
         )
         texts = [
             f"{action} {value + worth:.4f}"
@@ -215,6 +224,10 @@ def _price_lines(artifact: Artifact, situation: Situation, favoured: int) -> lis
             if action == ACTION_NAMES[LOCAL] or prefill != NO_ENGINE
         ]
         lines.append(f"price      {name}: {', '.join(texts)}")
+    for p in range(fleet.whole_engines):
+        is_up = fleet.decode_up[len(situation.decode_engines) + p] > 0.0
+        text = f"whole {whole_value(params, request, fleet, residents, p):.4f}" if is_up else "down"
+        lines.append(f"price      {situation.prefill_engines[p]}: {text}")
     return lines
 
 
@@ -244,7 +257,7 @@ def _choice_lines(chosen: Policy, decision: Decision, situation: Situation) -> l
     """What this artifact chooses, and for a row what was chosen and done."""
     row = situation.row
     prefill = "" if decision.prefill == NO_ENGINE else f" prefill {situation.prefill_engines[decision.prefill]},"
-    decode = situation.decode_engines[decision.decode]
+    decode = [*situation.decode_engines, *situation.prefill_engines][decision.decode]
     reason = REASON_NAMES[decision.reason]
     lines = [f"choice     {ACTION_NAMES[decision.action]},{prefill} decode {decode} ({reason})"]
     if row is not None:

@@ -10,11 +10,14 @@ from serve_table.placement import least
 from serve_table.residents import BoundRequest
 from serve_table.situation import NO_ENGINE, Fleet
 
-Role = Literal["prefill", "decode"]
+Role = Literal["prefill", "decode", "whole"]
 
 
 class Engine:
-    """One engine. requests and the token counts are of work that this router sent and that is not over."""
+    """One engine. requests and the token counts are of work that this router sent and that is not over.
+
+    Of a prefill engine that serves whole requests there are two: its own, and one of role "whole" that counts those.
+    """
 
     def __init__(self, url: str, role: Role, index: int, timeouts: EngineTimeouts) -> None:
         self.url = url
@@ -29,18 +32,38 @@ class Engine:
         self.requests = 0.0
         self.tokens = 0.0
         self.local_prefill_tokens = 0.0
+        self.host = self
+        """What knows whether it is up: another one where the role is "whole"."""
+
+
+def whole_role(prefill: Engine, index: int) -> Engine:
+    """A prefill engine as it serves whole requests. index: its place after the decode engines."""
+    engine = Engine(prefill.url, "whole", index, prefill.client.timeouts)
+    engine.client = prefill.client
+    engine.host = prefill
+    return engine
 
 
 class EngineFleet:
-    """All engines of a router, in the order given, which is how decisions index them."""
+    """All engines of a router, in the order given, which is how decisions index them. elastic: the prefill engines may
+    serve whole requests.
+    """
 
-    def __init__(self, prefill_urls: Sequence[str], decode_urls: Sequence[str], timeouts: EngineTimeouts) -> None:
+    def __init__(
+        self, prefill_urls: Sequence[str], decode_urls: Sequence[str], timeouts: EngineTimeouts, elastic: bool = False
+    ) -> None:
         self.prefill = [Engine(url, "prefill", i, timeouts) for i, url in enumerate(prefill_urls)]
         self.decode = [Engine(url, "decode", i, timeouts) for i, url in enumerate(decode_urls)]
+        self.whole = [whole_role(engine, len(self.decode) + i) for i, engine in enumerate(self.prefill) if elastic]
 
     @property
     def engines(self) -> list[Engine]:
         return self.prefill + self.decode
+
+    @property
+    def decode_candidates(self) -> list[Engine]:
+        """As a decision's `decode` counts them."""
+        return self.decode + self.whole
 
     def snapshot(self) -> Fleet:
         """The state that a decision reads.
@@ -49,14 +72,21 @@ class EngineFleet:
         than refusing everything.
         """
         last_resort = not any(engine.up for engine in self.decode)
+        prefill_tokens = [engine.tokens for engine in self.prefill]
+        for i, engine in enumerate(self.whole):
+            prefill_tokens[i] += engine.local_prefill_tokens
+        whole_tokens = prefill_tokens[: len(self.whole)]
+        candidates = self.decode_candidates
         return Fleet(
             prefill_requests=[engine.requests for engine in self.prefill],
-            prefill_tokens=[engine.tokens for engine in self.prefill],
+            prefill_tokens=prefill_tokens,
             prefill_up=[1.0 if engine.up else 0.0 for engine in self.prefill],
-            decode_requests=[engine.requests for engine in self.decode],
-            decode_tokens=[engine.tokens for engine in self.decode],
-            decode_prefill_tokens=[engine.local_prefill_tokens for engine in self.decode],
-            decode_up=[1.0 if engine.up or last_resort else 0.0 for engine in self.decode],
+            decode_requests=[engine.requests for engine in candidates],
+            decode_tokens=[engine.tokens for engine in candidates],
+            decode_prefill_tokens=[engine.local_prefill_tokens for engine in self.decode] + whole_tokens,
+            decode_up=[1.0 if engine.up or last_resort else 0.0 for engine in self.decode]
+            + [1.0 if engine.host.up else 0.0 for engine in self.whole],
+            whole_engines=len(self.whole),
         )
 
     def another_decode(self, tried: Sequence[Engine], rotation: int) -> Engine | None:
@@ -125,10 +155,12 @@ class Reservation:
             self.bound.streamed(tokens)
 
     def _end_local_prefill(self) -> None:
-        if self.decode is not None:
-            self.decode.local_prefill_tokens -= self._local_counted
-        self._local_counted = 0.0
+        counted, self._local_counted = self._local_counted, 0.0
         self.local_tokens = 0.0
+        if self.decode is not None and counted:
+            self.decode.local_prefill_tokens -= counted
+            if self.decode.role == "whole" and self.on_prefill_returned is not None:
+                self.on_prefill_returned()
 
     def move_to(self, decode: Engine) -> None:
         """Another decode engine takes the request over."""

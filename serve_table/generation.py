@@ -165,10 +165,10 @@ class Generation:
     async def _open_decode(self, admitted: Admitted, body: bytes, has_handle: bool) -> EngineResponse:
         """Send the decode leg. Another engine is tried only where nothing was sent: a handle is for one use."""
         context, record = self._context, self.record
-        record.executed = "remote" if has_handle else "local"
         tried: list[Engine] = []
         while True:
             engine = admitted.decode
+            record.executed = "remote" if has_handle else "whole" if engine.role == "whole" else "local"
             record.executed_decode_engine = engine.url
             if not (has_handle and record.attempts == 1 and not tried):
                 record.attempts += 1

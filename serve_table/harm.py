@@ -26,6 +26,8 @@ N_SHARE = 2 * N_STALLS + 2
 RENEWED_AFTER_TOKENS = 16
 """A resident's share is renewed when it has streamed so many tokens more."""
 MAX_EXPONENT = 40.0
+PREFILLED_OVER_S = 10.0
+"""Over which it counts what a prefill engine prefilled of late."""
 
 
 class Residents(NamedTuple):
@@ -34,12 +36,16 @@ class Residents(NamedTuple):
     prefill_since_s (n_prefill,): when the engine last began to work or gave back a leg. shares (n_decode * N_SHARE,):
     per engine the sums of its residents' shares. Both are empty where nothing is known of residents. constants: those
     of the price as they were estimated then; empty where they are its params' own.
+
+    Elastic: shares go on with those of the whole requests on each prefill engine. prefilled_tokens (n_prefill,): what
+    each prefilled up to `prefill_since_s`, of which 1 / e is left `PREFILLED_OVER_S` later; else empty.
     """
 
     now_s: float
     prefill_since_s: MutableSequence[float]
     shares: MutableSequence[float]
     constants: Sequence[float] = ()
+    prefilled_tokens: MutableSequence[float] | tuple[()] = ()
 
 
 NO_RESIDENTS = Residents(0.0, [], [])
@@ -73,6 +79,20 @@ def context_tokens(residents: Residents, engine: int) -> float:
 def remaining_tokens(residents: Residents, engine: int) -> float:
     """Tokens that an engine's residents are predicted to stream yet."""
     return residents.shares[engine * N_SHARE + REMAINING]
+
+
+def note_prefill(residents: Residents, prefill: int, tokens: float, now_s: float) -> None:
+    """A prefill engine has prefilled so many tokens, or begins to work after it was idle."""
+    if len(residents.prefilled_tokens) > 0:
+        kept = exp((residents.prefill_since_s[prefill] - now_s) / PREFILLED_OVER_S)
+        residents.prefilled_tokens[prefill] = kept * residents.prefilled_tokens[prefill] + tokens
+    residents.prefill_since_s[prefill] = now_s
+
+
+def prefilled_tokens_per_s(residents: Residents, prefill: int) -> float:
+    """What a prefill engine prefilled of late."""
+    kept = exp((residents.prefill_since_s[prefill] - residents.now_s) / PREFILLED_OVER_S)
+    return kept * residents.prefilled_tokens[prefill] / PREFILLED_OVER_S
 
 
 def renew_share(

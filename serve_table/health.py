@@ -60,6 +60,7 @@ class Health:
     def mark_failed(self, engine: Engine, kind: str, error: EngineError) -> None:
         """A request's leg failed on this engine: no more work until a probe succeeds."""
         self._metrics.engine_failures.labels(engine.url, kind).inc()
+        engine = engine.host
         engine.failures += 1
         if not engine.up:
             return
@@ -72,7 +73,7 @@ class Health:
 
     def mark_served(self, engine: Engine) -> None:
         """A request was answered: what it did before no longer counts."""
-        engine.failures = 0
+        engine.host.failures = 0
 
     async def _probe_until_up(self, engine: Engine, first: bool) -> None:
         if not first:

@@ -19,11 +19,13 @@ from serve_table.errors import JournalError
 FORMAT_VERSION = 1
 
 Status = Literal["ok", "aborted", "empty", "client_error", "upstream_error", "timeout", "unavailable"]
-ExecutedPath = Literal["local", "remote"]
+ExecutedPath = Literal["local", "remote", "whole"]
 
 
 class FleetRow(msgspec.Struct, frozen=True):
-    """`serve_table.situation.Fleet` and the engines' cached tokens, as the decision saw them."""
+    """`serve_table.situation.Fleet` and the engines' cached tokens, as the decision saw them. In an elastic fleet the
+    decode columns are longer than the row's decode engines by its prefill engines.
+    """
 
     prefill_requests: list[float]
     prefill_tokens: list[float]
@@ -44,6 +46,8 @@ class ResidentsRow(msgspec.Struct, frozen=True):
     shares: MutableSequence[float]
     constants: Sequence[float] = ()
     """The price's as they were estimated then; empty in older rows, which were decided by the policy's own."""
+    prefilled_tokens: MutableSequence[float] = msgspec.field(default_factory=list)
+    """Empty where the fleet is not elastic."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +86,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """null where no decision was made: no decode engine was up, or the body was refused."""
 
     action: ExecutedPath | None
+    """whole: prefilled and decoded on a prefill engine, which is then the decode engine of this row."""
     prefill_engine: str | None
     decode_engine: str | None
     cluster: int | None

@@ -10,9 +10,14 @@ from serve_table.situation import LOCAL, NO_ENGINE, Fleet, Request
 
 
 def count_up(up: Sequence[float]) -> int:
+    return count_first_up(up, len(up))
+
+
+def count_first_up(up: Sequence[float], n: int) -> int:
+    """How many of the first n engines are live."""
     n_up = 0
-    for value in up:
-        if value > 0.0:
+    for i in range(n):
+        if up[i] > 0.0:
             n_up += 1
     return n_up
 

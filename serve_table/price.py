@@ -1,17 +1,26 @@
 """The price: for every candidate the request's chance of meeting its targets, less the harm to the residents.
 
-A candidate is local or remote prefill, a prefill engine and a decode engine. Its value is
+A candidate is local or remote prefill, a prefill engine and a decode engine; in an elastic fleet also a prefill engine
+for the whole request. Its value is
 
     P(TTFT in time) x P(TPOT in time) - harm weight x residents expected to miss for it - small terms
 
 with probabilities logistic in (predicted - target) / (width x target). The time that a remote prefill takes enters
-the value of every decode engine alike, so the best prefill engine is found first. In the subset of Python that
-numba compiles.
+the value of every decode engine alike, so the best prefill engine is found first. A whole request is worth what a
+local one would be on that engine, whose legs are its pending prefill; in turn a leg harms the whole requests there.
+In the subset of Python that numba compiles.
 """
 
 from collections.abc import Sequence
 
-from serve_table.harm import Residents, context_tokens, harm, logistic, remaining_tokens
+from serve_table.harm import (
+    Residents,
+    context_tokens,
+    harm,
+    logistic,
+    prefilled_tokens_per_s,
+    remaining_tokens,
+)
 from serve_table.placement import count_up
 from serve_table.price_params import (
     BACKLOG_WEIGHT,
@@ -36,12 +45,18 @@ from serve_table.price_params import (
     tpot_target_s,
     ttft_target_s,
 )
-from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, Fleet, Request
+from serve_table.situation import LOCAL, NO_ENGINE, REMOTE, WHOLE, Fleet, Request, n_decode_engines
 from serve_table.step_time import step_time_s
 
 LOCAL_JOIN_STEPS = 1.5
 REMOTE_JOIN_STEPS = 3.0
 """Steps of a busy engine from a request's coming to its first token; a transfer is noticed one step late."""
+
+WHOLE_MARGIN = 0.02
+"""What a whole request must be worth more: it takes a prefill engine for longer than it is seen to."""
+PREFILL_CAUTION = 1.5
+"""On the share of its time that a prefill engine prefills: stalls come in bursts, and TPOT targets have little room."""
+MOST_BUSY = 0.9
 
 LEAST_BACKLOG = 0.1
 """An engine that gives nothing back for long is not taken for one that has done its work."""
@@ -74,20 +89,38 @@ def prefilled_after_s(
     return backlog_s + prefill_time_s(params, request.prompt_tokens - request.prefill_cached_tokens[prefill])
 
 
+def leg_harm(params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int) -> float:
+    """What a prefill leg's stall costs the whole requests on its engine; 0 where the fleet is not elastic."""
+    if fleet.whole_engines == 0 or len(residents.shares) == 0:
+        return 0.0
+    d = n_decode_engines(fleet) + prefill
+    pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
+    stall_s = params[PREFILL_TOKEN_S] * max(request.prompt_tokens - request.prefill_cached_tokens[prefill], 0.0)
+    return params[HARM_WEIGHT] * harm(params, residents, d, fleet.decode_requests[d], 0.0, pending_s, stall_s)
+
+
 def best_prefill(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int
 ) -> tuple[int, float]:
-    """The prefill engine that would be done first, and when; ties in rotation."""
+    """The prefill engine that would be done first, and when; ties in rotation.
+
+    Harm to whole requests there counts as the time that costs as much of the chance to meet a TTFT target in reach.
+    """
     n = len(fleet.prefill_up)
     best = NO_ENGINE
     best_s = 0.0
+    best_cost_s = 0.0
     for k in range(n):
         p = (rotation + k) % n
         if fleet.prefill_up[p] > 0.0:
             after_s = prefilled_after_s(params, request, fleet, residents, p)
-            if best == NO_ENGINE or after_s < best_s:
-                best = p
-                best_s = after_s
+            cost_s = after_s
+            if fleet.whole_engines > 0:
+                slo_class = 1 if request.slo_class == 1 else 0
+                harm_s = 4.0 * params[TTFT_WIDTH] * ttft_target_s(params, slo_class, request.prompt_tokens)
+                cost_s += harm_s * leg_harm(params, request, fleet, residents, p)
+            if best == NO_ENGINE or cost_s < best_cost_s:
+                best, best_s, best_cost_s = p, after_s, cost_s
     return best, best_s
 
 
@@ -104,18 +137,19 @@ def decode_values(
     prefilled_s: float,
     prefill_tokens: float,
     d: int,
+    slowdown: float = 1.0,
 ) -> tuple[float, float]:
     """Value of a request on decode engine d: prefilled there, and elsewhere after `prefilled_s`.
 
-    prefill_tokens: what would be computed elsewhere.
+    prefill_tokens: what would be computed elsewhere. slowdown: of the engine's steps.
     """
     known = len(residents.shares) > 0
     n = fleet.decode_requests[d]
     context = context_tokens(residents, d) if known else fleet.decode_tokens[d]
     prompt = request.prompt_tokens
     slo_class = 1 if request.slo_class == 1 else 0
-    step_s = expected_step_s(params, n, context)
-    joined_s = expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
+    step_s = slowdown * expected_step_s(params, n, context)
+    joined_s = slowdown * expected_step_s(params, n + 1.0, context + prompt + 0.5 * request.predicted_output_tokens)
     uncached = max(prompt - request.decode_cached_tokens[d], 0.0)
     pending_s = params[PREFILL_TOKEN_S] * fleet.decode_prefill_tokens[d]
     stall_s = params[PREFILL_TOKEN_S] * uncached
@@ -145,10 +179,21 @@ def decode_values(
     return local, remote
 
 
+def whole_value(params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, prefill: int) -> float:
+    """Value of a whole request on a prefill engine, whose steps legs will stretch as they did of late."""
+    busy = 0.0
+    if len(residents.prefilled_tokens) > 0:
+        busy = params[PREFILL_TOKEN_S] * prefilled_tokens_per_s(residents, prefill)
+    slowdown = 1.0 / (1.0 - min(PREFILL_CAUTION * busy, MOST_BUSY))
+    d = n_decode_engines(fleet) + prefill
+    value, _ = decode_values(params, request, fleet, residents, 0.0, 0.0, d, slowdown)
+    return value - WHOLE_MARGIN
+
+
 def best_candidate(
     params: Sequence[float], request: Request, fleet: Fleet, residents: Residents, rotation: int, favoured: int
 ) -> tuple[int, int, int]:
-    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one.
+    """(action, prefill, decode) of the highest value; ties in rotation, of equal actions the remote one and last whole.
 
     favoured: the action that the table has for the request, worth `table_weight` more.
     """
@@ -157,20 +202,29 @@ def best_candidate(
     if request.remote_allowed:
         prefill, prefilled_s = best_prefill(params, request, fleet, residents, rotation)
     prefill_tokens = 0.0
+    remote_harm = 0.0
     if prefill != NO_ENGINE:
         prefill_tokens = request.prompt_tokens - request.prefill_cached_tokens[prefill]
+        remote_harm = leg_harm(params, request, fleet, residents, prefill)
     best_action = LOCAL
     best = NO_ENGINE
     best_value = 0.0
     local_worth = params[TABLE_WEIGHT] if favoured == LOCAL else -params[TABLE_WEIGHT]
-    n = len(fleet.decode_up)
+    n = n_decode_engines(fleet)
     for k in range(n):
         d = (rotation + k) % n
         if fleet.decode_up[d] > 0.0:
             local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
             local += local_worth
+            remote -= remote_harm
             if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
                 best_action, best, best_value = REMOTE, d, remote
             if best == NO_ENGINE or local > best_value:
                 best_action, best, best_value = LOCAL, d, local
+    for k in range(fleet.whole_engines):
+        p = (rotation + k) % fleet.whole_engines
+        if fleet.decode_up[n + p] > 0.0:
+            whole = whole_value(params, request, fleet, residents, p)
+            if best == NO_ENGINE or whole > best_value:
+                best_action, best, best_value = WHOLE, n + p, whole
     return best_action, prefill if best_action == REMOTE else NO_ENGINE, best

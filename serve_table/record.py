@@ -11,7 +11,7 @@ from serve_table.engine_caches import CacheSource
 from serve_table.features import PromptFeatures
 from serve_table.harm import Residents
 from serve_table.journal import FORMAT_VERSION, ExecutedPath, FleetRow, ResidentsRow, Row, Status
-from serve_table.situation import ACTION_NAMES, NO_ENGINE, REASON_NAMES, Decision, Draws, Fleet, Request
+from serve_table.situation import LOCAL, NO_ENGINE, REASON_NAMES, REMOTE, WHOLE, Decision, Draws, Fleet, Request
 from serve_table.slo import SloClass
 
 MAX_CLIENT_ID_CHARACTERS = 200
@@ -174,6 +174,8 @@ def _admission_columns(admission: Admission | None, held: bool, hash_block_token
             "held_ahead_tokens": None,
         }
     request, decision = admission.request, admission.decision
+    fleet = admission.fleet._asdict()
+    del fleet["whole_engines"]
     return {
         "rotation": admission.rotation,
         "draws": list(admission.draws),
@@ -184,7 +186,7 @@ def _admission_columns(admission: Admission | None, held: bool, hash_block_token
         "prefix_hashes": list(admission.prompt.block_hashes),
         "hash_block_tokens": admission.prompt.block_tokens,
         "fleet": FleetRow(
-            **admission.fleet._asdict(),
+            **fleet,
             prefill_cached_tokens=list(request.prefill_cached_tokens),
             decode_cached_tokens=list(request.decode_cached_tokens),
         ),
@@ -195,12 +197,23 @@ def _admission_columns(admission: Admission | None, held: bool, hash_block_token
         "regime": None if decision is None or decision.regime == NO_ENGINE else decision.regime,
         "propensity": None if decision is None else decision.propensity,
         "cached_tokens_source": admission.cached_tokens_source,
-        "residents": None if admission.residents is None else ResidentsRow(*admission.residents),
+        "residents": None if admission.residents is None else _residents_row(admission.residents),
         "waited_s": request.waited_s if held else None,
         "held_ahead_tokens": request.held_ahead_tokens,
         "reason": SAFE_ROUTE if decision is None else REASON_NAMES[decision.reason],
     }
 
 
+def _residents_row(residents: Residents) -> ResidentsRow:
+    return ResidentsRow(
+        residents.now_s,
+        residents.prefill_since_s,
+        residents.shares,
+        residents.constants,
+        list(residents.prefilled_tokens),
+    )
+
+
 def action_name(action: int) -> ExecutedPath:
-    return "remote" if ACTION_NAMES[action] == "remote" else "local"
+    names: dict[int, ExecutedPath] = {LOCAL: "local", REMOTE: "remote", WHOLE: "whole"}
+    return names[action]

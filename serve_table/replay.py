@@ -31,8 +31,20 @@ def request_and_fleet(row: Row) -> tuple[Request, Fleet]:
         decode_tokens=seen.decode_tokens,
         decode_prefill_tokens=seen.decode_prefill_tokens,
         decode_up=seen.decode_up,
+        whole_engines=len(row.prefill_engines) if is_elastic(row) else 0,
     )
     return request, fleet
+
+
+def decode_candidates(row: Row) -> list[str]:
+    """Engines as a decision's `decode` counts them: in an elastic fleet the prefill engines come after the others."""
+    return [*row.decode_engines, *row.prefill_engines] if is_elastic(row) else row.decode_engines
+
+
+def is_elastic(row: Row) -> bool:
+    """Whether its prefill engines might have served the whole request."""
+    n_whole = 0 if row.fleet is None else len(row.fleet.decode_up) - len(row.decode_engines)
+    return n_whole > 0 and n_whole == len(row.prefill_engines)
 
 
 def residents_of(row: Row) -> Residents:
@@ -40,7 +52,7 @@ def residents_of(row: Row) -> Residents:
     seen = row.residents
     if seen is None:
         return NO_RESIDENTS
-    return Residents(seen.now_s, seen.prefill_since_s, seen.shares, seen.constants)
+    return Residents(seen.now_s, seen.prefill_since_s, seen.shares, seen.constants, seen.prefilled_tokens)
 
 
 def redecide(row: Row, policy: Policy) -> Decision:

@@ -11,6 +11,7 @@ from serve_table.harm import (
     Resident,
     Residents,
     context_tokens,
+    note_prefill,
     remove_share,
     renew_share,
 )
@@ -21,6 +22,7 @@ from serve_table.self_calibration import (
     new_self_calibration,
     observe_pull,
     observe_window,
+    prefill_disturbed,
     prefill_returns,
     prefill_starts,
 )
@@ -51,19 +53,30 @@ class ResidentBook:
     """All requests in flight, per decode engine. Only the price needs one.
 
     params: the price's. clock: in the engines' own seconds, so divided by the dilation. The book's own `params` have
-    the constants as they are estimated now: whoever acts on the same engines should act on these.
+    the constants as they are estimated now: whoever acts on the same engines should act on these. elastic: after the
+    decode engines come the prefill engines, for whole requests.
     """
 
     def __init__(
-        self, params: Sequence[float], prefill_engines: int, decode_engines: int, clock: Callable[[], float]
+        self,
+        params: Sequence[float],
+        prefill_engines: int,
+        decode_engines: int,
+        clock: Callable[[], float],
+        elastic: bool = False,
     ) -> None:
+        whole_engines = prefill_engines if elastic else 0
+        n_bound = decode_engines + whole_engines
         self.found = new_self_calibration(params, prefill_engines, decode_engines)
         self.params: Sequence[float] = self.found.live
         self.clock = clock
-        self.requests = [0.0] * decode_engines
-        self.engines = [DecodeEngine() for _ in range(decode_engines)]
+        self.requests = [0.0] * n_bound
+        self.engines = [DecodeEngine() for _ in range(n_bound)]
+        self._n_decode = decode_engines
         self._prefill_requests = [0] * prefill_engines
-        self._residents = Residents(0.0, [0.0] * prefill_engines, [0.0] * (decode_engines * N_SHARE))
+        self._residents = Residents(
+            0.0, [0.0] * prefill_engines, [0.0] * (n_bound * N_SHARE), (), [0.0] * whole_engines
+        )
         self._waiting: dict[BoundRequest, None] = {}
 
     def seen(self) -> Residents:
@@ -74,7 +87,8 @@ class ResidentBook:
             del self._waiting[bound]
             bound.renew(0, now_s)
         residents = self._residents
-        return Residents(now_s, residents.prefill_since_s[:], residents.shares[:], self.params[:N_CONSTANTS])
+        constants, prefilled = self.params[:N_CONSTANTS], residents.prefilled_tokens[:]
+        return Residents(now_s, residents.prefill_since_s[:], residents.shares[:], constants, prefilled)
 
     def bind(
         self,
@@ -99,10 +113,7 @@ class ResidentBook:
             bound.prefills_locally()
         else:
             bound.leg_tokens = prompt_tokens if prefill_uncached_tokens is None else prefill_uncached_tokens
-            if self._prefill_requests[prefill] == 0:
-                self._residents.prefill_since_s[prefill] = now_s
-                prefill_starts(self.found, prefill, now_s)
-            self._prefill_requests[prefill] += 1
+            self.prefill_sent(prefill, now_s)
         self._waiting[bound] = None
         bound.renew(0, now_s)
         return bound
@@ -117,10 +128,29 @@ class ResidentBook:
     def stop_waiting(self, bound: "BoundRequest") -> None:
         self._waiting.pop(bound, None)
 
-    def prefill_returned(self, prefill: int, tokens: float, now_s: float) -> None:
+    def whole_on(self, decode: int) -> int | None:
+        """The prefill engine, where `decode` stands for one."""
+        return decode - self._n_decode if decode >= self._n_decode else None
+
+    def prefill_sent(self, prefill: int, now_s: float) -> None:
+        """A leg, or a whole request."""
+        if self._prefill_requests[prefill] == 0:
+            self._note_prefill(prefill, 0.0, now_s)
+            prefill_starts(self.found, prefill, now_s)
+        self._prefill_requests[prefill] += 1
+
+    def prefill_returned(self, prefill: int, tokens: float, now_s: float, whole: bool = False) -> None:
+        """A leg, or with `whole` the first token of a whole request."""
         self._prefill_requests[prefill] -= 1
-        self._residents.prefill_since_s[prefill] = now_s
-        prefill_returns(self.found, prefill, tokens, now_s)
+        self._note_prefill(prefill, tokens, now_s)
+        d = self._n_decode + prefill
+        if whole or (d < len(self.requests) and self.requests[d] > 0.0):
+            prefill_disturbed(self.found, prefill, now_s)
+        else:
+            prefill_returns(self.found, prefill, tokens, now_s)
+
+    def _note_prefill(self, prefill: int, tokens: float, now_s: float) -> None:
+        note_prefill(self._residents._replace(now_s=now_s), prefill, tokens, now_s)
 
     def pulled(self, decode: int, tokens: float, waited_s: float, mark: Mark) -> None:
         """A remote request's first token has come, so long after its prefill leg."""
@@ -179,6 +209,9 @@ class BoundRequest:
         engine = book.engines[decode]
         pulled = not self._local
         self._end_local_prefill()
+        if book.whole_on(decode) is not None:
+            # Legs come in between, which are not seen here.
+            return
         if self._mark is None:
             engine.streaming += 1.0
         context = self._resident.prompt_tokens + tokens
@@ -198,11 +231,17 @@ class BoundRequest:
             engine = self._book.engines[self._decode]
             engine.local_tokens += self._uncached_tokens
             engine.local_pending += 1
+            prefill = self._book.whole_on(self._decode)
+            if prefill is not None:
+                self._book.prefill_sent(prefill, self._book.clock())
 
     def _end_local_prefill(self) -> None:
         if self._local and self._decode is not None:
             self._local = False
             self._book.engines[self._decode].local_pending -= 1
+            prefill = self._book.whole_on(self._decode)
+            if prefill is not None:
+                self._book.prefill_returned(prefill, self._uncached_tokens, self._book.clock(), whole=True)
 
     def prefill_returned(self) -> None:
         """Its prefill leg is over, well or not."""

@@ -198,6 +198,14 @@ def prefill_starts(found: SelfCalibration, prefill: int, now_s: float) -> None:
     found.returned[prefill * N_RETURNED + 2] = now_s + found.live[OVERHEAD_S]
 
 
+def prefill_disturbed(found: SelfCalibration, prefill: int, now_s: float) -> None:
+    """A prefill engine that serves whole requests too has prefilled something: its times say nothing of legs."""
+    at = prefill * N_RETURNED
+    found.returned[at] = 0.0
+    found.returned[at + 1] = 0.0
+    found.returned[at + 2] = now_s
+
+
 def prefill_returns(found: SelfCalibration, prefill: int, tokens: float, now_s: float) -> None:
     """A prefill engine has returned a leg of so many uncached tokens; those of one step come together."""
     at = prefill * N_RETURNED

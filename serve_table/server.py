@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-hold-s", type=float, default=default.max_hold_s, help="longest hold of a request, where the policy holds"
     )
     add("--tenant-header", action="store_true", help="held requests take turns by x-rutter-tenant, not Authorization")
+    add("--elastic", action="store_true", help="prefill engines may serve whole requests (vLLM's kv_both); price only")
     add("--allow-admin", action="store_true", help="let clients call /reset_prefix_cache")
     add("--exit-with-stdin", action="store_true", help="end in good order when standard input closes, as by a starter")
     add("--log-level", default="warning", help=", ".join(LOG_LEVELS))
@@ -109,6 +110,7 @@ def build_router(args: argparse.Namespace) -> Router:
         decode_kv_events=tuple(args.decode_kv_events),
         max_hold_s=args.max_hold_s,
         tenant_header=args.tenant_header,
+        elastic=args.elastic,
     )
     artifact: Artifact | None = load(args.artifact) if args.artifact is not None else None
     # A calibration is refused if it is damaged, whether it is needed or not.

@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 LOCAL = 0
 REMOTE = 1
-ACTION_NAMES = ("local", "remote")
+WHOLE = 2
+"""On a prefill engine that may also decode: only in an elastic fleet, and only by the price."""
+ACTION_NAMES = ("local", "remote", "whole")
+TABLE_ACTION_NAMES = ACTION_NAMES[:WHOLE]
+"""Those that a table may hold."""
 
 NO_ENGINE = -1
 """Inside decisions only: no engine of that pool; records and rows say None."""
@@ -45,6 +49,9 @@ class Fleet(NamedTuple):
     prefill_tokens: uncached prompt tokens whose remote prefill has not returned. decode_tokens: prompt and
     predicted output tokens of the requests bound to a decode engine. decode_prefill_tokens: uncached prompt
     tokens being prefilled locally, until their first token.
+
+    Elastic: the last `whole_engines` entries of the decode columns are the prefill engines (all of them) as they serve
+    whole requests. What those have to prefill is then in prefill_tokens and at the end of decode_prefill_tokens alike.
     """
 
     prefill_requests: Sequence[float]
@@ -54,6 +61,7 @@ class Fleet(NamedTuple):
     decode_tokens: Sequence[float]
     decode_prefill_tokens: Sequence[float]
     decode_up: Sequence[float]
+    whole_engines: int = 0
 
 
 class Features(NamedTuple):
@@ -78,7 +86,9 @@ class Draws(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """prefill is NO_ENGINE when local; cluster and regime are NO_ENGINE unless the policy is TABLE or PRICE."""
+    """prefill is NO_ENGINE unless remote; decode of a whole request is n_decode + its prefill engine. cluster and
+    regime are NO_ENGINE unless the policy is TABLE or PRICE.
+    """
 
     action: int
     prefill: int
@@ -87,6 +97,11 @@ class Decision(NamedTuple):
     regime: int
     propensity: float
     reason: int
+
+
+def n_decode_engines(fleet: Fleet) -> int:
+    """Without the prefill engines of an elastic fleet."""
+    return len(fleet.decode_up) - fleet.whole_engines
 
 
 def features_of(request: Request, fleet: Fleet) -> Features:
@@ -105,7 +120,7 @@ def features_of(request: Request, fleet: Fleet) -> Features:
     cached = 0.0
     pressure = 0.0
     n_up = 0
-    for i in range(len(fleet.decode_up)):
+    for i in range(n_decode_engines(fleet)):
         if fleet.decode_up[i] > 0.0:
             n_up += 1
             pressure += fleet.decode_requests[i]

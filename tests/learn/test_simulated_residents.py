@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from learn.simulation import Topology, simulate
 from learn.trace import Trace
 from serve_table.policy import policy
 from serve_table.price_params import CONSTANT_NAMES, price_constants
+from serve_table.situation import WHOLE
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
@@ -33,17 +35,20 @@ def test_a_router_that_hears_the_same_decides_the_same() -> None:
     # A router renews a share when tokens come, the simulator at the next decision.
     assert found["share"] > 0.95
     assert found["choices"] >= 4
+    assert found["actions"] == 3
     # Over some hundred milliseconds there is little to tell them from, and that at other times.
     assert found["apart"] < 0.3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_macro_steps_change_nothing_for_the_price(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "elastic"), [(0, False), (1, False), (2, False), (0, True), (1, True)])
+def test_macro_steps_change_nothing_for_the_price(seed: int, elastic: bool) -> None:
     chosen = price_policy({}, SMALL_TOPOLOGY, SMALL_SLO)
+    topology = replace(SMALL_TOPOLOGY, elastic=elastic)
     runs = [
-        simulate(random_trace(seed, 120), SMALL_TOPOLOGY, chosen, SMALL_SLO, 12.0, macro_steps=macro_steps)
+        simulate(random_trace(seed, 120), topology, chosen, SMALL_SLO, 12.0, macro_steps=macro_steps)
         for macro_steps in (True, False)
     ]
+    assert (WHOLE in runs[0].action) == elastic
     assert np.array_equal(runs[0].decode, runs[1].decode)
     assert runs[0].ttft_s == pytest.approx(runs[1].ttft_s)
 

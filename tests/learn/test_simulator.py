@@ -17,9 +17,10 @@ from learn.routing import decide
 from learn.simulation import Topology, replay, simulate
 from learn.trace import Trace
 from serve_table import situation
+from serve_table.decision import PRICE
 from serve_table.harm import N_STALLS, Residents
 from serve_table.policy import Policy
-from serve_table.situation import Draws, Fleet, Request
+from serve_table.situation import WHOLE, Draws, Fleet, Request
 from serve_table.step_time import Handoff, StepTime
 
 TOPOLOGIES = [SMALL_TOPOLOGY, Topology(1, 1, replace(SMALL, kv_tokens=176), 0.00077), Topology(0, 2, SMALL, 0.0)]
@@ -140,23 +141,28 @@ def random_request(rng: np.random.Generator, n_prefill: int, n_decode: int) -> R
     )
 
 
-def random_fleet(rng: np.random.Generator, n_prefill: int, n_decode: int) -> Fleet:
-    """Small whole numbers, so that ties happen; some engines down, one decode engine up."""
+def random_fleet(rng: np.random.Generator, n_prefill: int, n_decode: int, whole_engines: int = 0) -> Fleet:
+    """Small whole numbers, so that ties happen; some engines down, one decode engine up.
+
+    n_decode: with the whole engines.
+    """
     prefill_up = (rng.random(n_prefill) < 0.8).astype(np.float64)
     decode_up = (rng.random(n_decode) < 0.8).astype(np.float64)
-    decode_up[rng.integers(n_decode)] = 1.0
+    decode_up[rng.integers(n_decode - whole_engines)] = 1.0
     whole = [rng.integers(0, 4, n).astype(np.float64) for n in (n_prefill, n_prefill, n_decode, n_decode, n_decode)]
-    return Fleet(whole[0], 3000.0 * whole[1], prefill_up, whole[2], 2000.0 * whole[3], 700.0 * whole[4], decode_up)
+    decode = (whole[2], 2000.0 * whole[3], 700.0 * whole[4], decode_up)
+    return Fleet(whole[0], 3000.0 * whole[1], prefill_up, *decode, whole_engines)
 
 
-def random_residents(rng: np.random.Generator, n_prefill: int, n_decode: int) -> Any:
+def random_residents(rng: np.random.Generator, n_prefill: int, n_decode: int, whole_engines: int) -> Any:
     """Sums of shares that grow with the stall, for as many residents as not; nothing known of them now and then."""
     if rng.random() < 0.1:
-        return Residents(1.0, np.zeros(0), np.zeros(0))
+        return Residents(1.0, np.zeros(0), np.zeros(0), (), np.zeros(0))
     missing = np.cumsum(rng.random((n_decode, N_STALLS)), axis=1)
     rises = 100.0 * rng.random((n_decode, N_STALLS))
     counts = np.floor(rng.random((n_decode, 2)) * 50_000.0)
-    return Residents(1.0, 1.0 - 0.2 * rng.random(n_prefill), np.hstack([missing, rises, counts]).ravel())
+    since_s, prefilled = 1.0 - 0.2 * rng.random(n_prefill), 100_000.0 * rng.random(whole_engines)
+    return Residents(1.0, since_s, np.hstack([missing, rises, counts]).ravel(), (), prefilled)
 
 
 @pytest.mark.parametrize("chosen", every_policy(), ids=lambda chosen: chosen.name)
@@ -167,18 +173,24 @@ def test_compiled_and_plain_decisions_agree(chosen: Policy) -> None:
     seen = set()
     for i in range(600):
         n_prefill, n_decode = int(rng.integers(0, 4)), int(rng.integers(1, 6))
-        request, fleet = random_request(rng, n_prefill, n_decode), random_fleet(rng, n_prefill, n_decode)
+        whole_engines = n_prefill if chosen.number == PRICE and i % 2 else 0
+        n_decode += whole_engines
+        request = random_request(rng, n_prefill, n_decode)
+        fleet = random_fleet(rng, n_prefill, n_decode, whole_engines)
         draws = Draws(*(float(draw) for draw in rng.random(4)))
         explore = float(rng.choice([0.0, 0.3, 1.0]))
-        residents = random_residents(rng, n_prefill, n_decode)
+        residents = random_residents(rng, n_prefill, n_decode, whole_engines)
         compiled = decide(chosen.number, params, arrays, request, fleet, i, explore, draws, residents)
         listed_request = request._replace(
             prefill_cached_tokens=request.prefill_cached_tokens.tolist(),
             decode_cached_tokens=request.decode_cached_tokens.tolist(),
         )
-        listed_fleet = Fleet(*(column.tolist() for column in fleet))
-        listed = Residents(residents.now_s, residents.prefill_since_s.tolist(), residents.shares.tolist())
+        listed_fleet = Fleet(*(column.tolist() for column in fleet[:-1]), whole_engines=fleet.whole_engines)  # type: ignore[misc]
+        columns = (residents.prefill_since_s, residents.shares, residents.prefilled_tokens)
+        since_s, shares, prefilled = (column.tolist() for column in columns)
+        listed = Residents(residents.now_s, since_s, shares, (), prefilled)
         plain = chosen.decide(listed_request, listed_fleet, i, explore, draws, listed)
         assert tuple(compiled) == tuple(plain)
         seen.add((plain.action, plain.reason))
+    assert (WHOLE in {action for action, _ in seen}) == (chosen.number == PRICE)
     assert {reason for _, reason in seen} >= {situation.REASON_POLICY, situation.REASON_EXPLORED}

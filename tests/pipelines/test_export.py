@@ -38,6 +38,7 @@ def test_export_judges_every_policy_and_writes_the_artifact_once(trained: Path, 
     assert path.stat().st_size <= MAX_BYTES
     for said in (
         "export: judging on 3 held-out traces (other seeds of mixed at 8 requests/s)",
+        "export: splits of 6 engines: none ",
         f"journal: {N_REQUESTS} rows used, dropped: none; emulated cluster 2P+4D, workload mixed, dilation 1",
         f"artifact: {path}, {path.stat().st_size} bytes, digest {artifact.digest()}",
     ):

@@ -7,7 +7,7 @@ import pytest
 from small_runs import Rutter
 
 from pipelines.frontier import ENGINE_COUNTS, ENGINE_POLICIES, LOAD_POLICIES
-from pipelines.frontier_report import ENGINES, LOAD, FrontierRow, engine_lines, load_lines
+from pipelines.frontier_report import ENGINES, LOAD, SPLITS, FrontierRow, engine_lines, load_lines
 from pipelines.grid_rivals import nearest
 
 
@@ -34,6 +34,22 @@ def test_every_policy_at_every_load_and_on_every_number_of_engines(
     assert {(row["prefill_engines"], row["decode_engines"]) for row in engines} >= {("1", "2"), ("0", "3"), ("2", "5")}
     assert "chat on 1P+2D, load at goodput 0.90" in ended.out
     assert "rutter on 3 engines is" in ended.out
+
+
+def test_other_splits_of_the_engines_and_what_is_advised(rutter: Rutter, compared_once: Path, tmp_path: Path) -> None:
+    out = tmp_path / "frontier.csv"
+    words = ("--topology", "1P+2D", "--loads", "0.5", "1.0", "--engines-workload", "chat", "--jobs", "1", "--splits")
+    ended = rutter("frontier", "--run-dir", compared_once, "--out", out, "--workloads", "chat", *words)
+    assert ended.status == 0, ended.error
+    splits = [row for row in rows_in(out) if row["part"] == SPLITS]
+    assert [(row["prefill_engines"], row["decode_engines"], row["policy"]) for row in splits] == [
+        ("0", "3", "rutter"),
+        ("1", "2", "rutter"),
+        ("1", "2", "rutter_elastic"),
+        ("2", "1", "rutter"),
+    ]
+    assert "chat: splits of 3 engines: none " in ended.out
+    assert "would serve it better" in ended.out
 
 
 def test_what_was_not_compared_is_named(rutter: Rutter, compared_once: Path, tmp_path: Path) -> None:
