@@ -42,6 +42,32 @@ def _wake(core: Core, state: State, e: int, now_s: float, handoff: Any) -> None:
 
 
 @jit
+def _end_leg(
+    core: Core, outcome: Outcome, fleet: Any, state: State, e: int, s: int, policy: int, sent_s: float
+) -> None:
+    """A prefill leg is over; sent_s: when its second leg reaches the decode engine."""
+    i = s // 2
+    fleet.prefill_requests[e] -= 1.0
+    fleet.prefill_tokens[e] -= state.prefill_uncached[i]
+    if policy == decision.PRICE:
+        leg_returned(state.bound, i, e, state.prefill_uncached[i], core.engines[e].step_end_s)
+    outcome.cached_tokens[i] = core.sequences[s].cached_tokens
+    push_event(state.events, sent_s, SUBMIT, s + 1)
+
+
+@jit
+def _answered(
+    load: Load, outcome: Outcome, fleet: Any, state: State, i: int, d: int, now_s: float, policy: int
+) -> None:
+    """Request i is over."""
+    outcome.finish_s[i] = now_s
+    fleet.decode_requests[d] -= 1.0
+    fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
+    if policy == decision.PRICE:
+        unbind(state.bound, i, d, fleet.decode_requests[d])
+
+
+@jit
 def _complete(
     core: Core,
     load: Load,
@@ -56,37 +82,46 @@ def _complete(
     """Take note of what the end of a step on engine e brought; returns how many requests were answered."""
     engine = core.engines[e]
     answered = 0
-    prefills = e < n_prefill
+    if e < n_prefill:
+        for k in range(engine.finished):
+            _end_leg(core, outcome, fleet, state, e, core.finished[e, k], policy, engine.step_end_s + overhead_s)
+        return answered
     d = e - n_prefill
-    if prefills:
-        d += len(core.engines)
+    for k in range(engine.first_tokens):
+        i = core.first_tokens[e, k] // 2
+        outcome.first_token_s[i] = engine.step_end_s
+        if outcome.action[i] == situation.LOCAL:
+            fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
+            outcome.cached_tokens[i] = core.sequences[2 * i + 1].cached_tokens
+    for k in range(engine.finished):
+        _answered(load, outcome, fleet, state, core.finished[e, k] // 2, d, engine.step_end_s, policy)
+        answered += 1
+    return answered
+
+
+@jit
+def _complete_both(
+    core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, e: int, policy: int, overhead_s: float
+) -> int:
+    """The same of a prefill engine that serves whole requests too; apart, since it would slow down all others."""
+    engine = core.engines[e]
+    d = len(fleet.decode_up) - fleet.whole_engines + e
+    answered = 0
     for k in range(engine.first_tokens):
         s = core.first_tokens[e, k]
-        if prefills and s % 2 == 0:
-            continue
-        i = s // 2
-        outcome.first_token_s[i] = engine.step_end_s
-        if outcome.action[i] != situation.REMOTE:
+        if s % 2 == 1:
+            i = s // 2
+            outcome.first_token_s[i] = engine.step_end_s
             fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
-            if prefills and policy == decision.PRICE:
+            if policy == decision.PRICE:
                 whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
     for k in range(engine.finished):
         s = core.finished[e, k]
-        i = s // 2
-        if prefills and s % 2 == 0:
-            fleet.prefill_requests[e] -= 1.0
-            fleet.prefill_tokens[e] -= state.prefill_uncached[i]
-            if policy == decision.PRICE:
-                leg_returned(state.bound, i, e, state.prefill_uncached[i], engine.step_end_s)
-            outcome.cached_tokens[i] = core.sequences[s].cached_tokens
-            push_event(state.events, engine.step_end_s + overhead_s, SUBMIT, s + 1)
+        if s % 2 == 0:
+            _end_leg(core, outcome, fleet, state, e, s, policy, engine.step_end_s + overhead_s)
         else:
-            outcome.finish_s[i] = engine.step_end_s
-            fleet.decode_requests[d] -= 1.0
-            fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
-            if policy == decision.PRICE:
-                unbind(state.bound, i, d, fleet.decode_requests[d])
+            _answered(load, outcome, fleet, state, s // 2, d, engine.step_end_s, policy)
             answered += 1
     return answered
 
@@ -116,6 +151,7 @@ def run(
     """
     n = len(load.arrival_s)
     n_prefill = len(routing.prefill_cached)
+    n_engines = len(core.engines)
     events = state.events
     held = state.held
     arrived = 0
@@ -131,7 +167,11 @@ def run(
             if engine_s == np.inf:
                 break
             end_step(core, e)
-            answered += _complete(core, load, outcome, fleet, state, e, n_prefill, routing.policy, routing.overhead_s)
+            policy, overhead_s = routing.policy, routing.overhead_s
+            if e < fleet.whole_engines:
+                answered += _complete_both(core, load, outcome, fleet, state, e, policy, overhead_s)
+            else:
+                answered += _complete(core, load, outcome, fleet, state, e, n_prefill, policy, overhead_s)
             _start(core, state, e, engine_s, handoff)
             if e < n_prefill and held.size[0] > 0:
                 pump(core, load, outcome, fleet, state, routing, engine_s)
@@ -141,8 +181,8 @@ def run(
             drop_first_event(events)
             i = s // 2
             e = outcome.prefill[i] if s % 2 == 0 else n_prefill + outcome.decode[i]
-            if e >= len(core.engines):  # a whole request
-                e -= len(core.engines)
+            if e >= n_engines:  # a whole request
+                e -= n_engines
             if kind == SUBMIT:
                 submit(core, e, s)
                 interrupt(core, e, event_s)

@@ -6,6 +6,7 @@ Run as a script with NUMBA_DISABLE_JIT=1 it prints, as JSON, the share of decisi
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class RouterBeside:
         self.constants: list[float] = []
         self.simulated: list[Decision] = []
         self.routed: list[Decision] = []
-        self._decide, self._complete = routing.decide, simulator._complete
+        self._decide = routing.decide
 
     def decide(self, number: int, params: Any, table: Any, request: Any, fleet: Any, i: int, *rest: Any) -> Decision:
         explore, draws, residents = rest
@@ -66,8 +67,8 @@ class RouterBeside:
         )
         return chosen
 
-    def complete(self, core: Any, load: Any, outcome: Any, fleet: Any, state: Any, e: int, *rest: Any) -> int:
-        answered: int = self._complete(core, load, outcome, fleet, state, e, *rest)
+    def complete(self, own: Any, core: Any, load: Any, outcome: Any, fleet: Any, state: Any, e: int, *rest: Any) -> int:
+        answered: int = own(core, load, outcome, fleet, state, e, *rest)
         engine = core.engines[e]
         self.now_s = float(engine.step_end_s)
         finished = [int(s) for s in core.finished[e, : engine.finished]]
@@ -92,15 +93,16 @@ def results() -> dict[str, Any]:
     agreed: list[bool] = []
     seen = set()
     apart = 0.0
+    completing = {name: getattr(simulator, name) for name in ("_complete", "_complete_both")}
     elastic = replace(SMALL_TOPOLOGY, elastic=True)
     runs = ((2, 30.0, SMALL_TOPOLOGY), (3, 60.0, SMALL_TOPOLOGY), (2, 30.0, elastic), (3, 60.0, elastic))
     for seed, rate, topology in runs:
         router = RouterBeside(topology)
         vars(routing).update(decide=router.decide)
-        vars(simulator).update(_complete=router.complete)
+        vars(simulator).update({name: partial(router.complete, own) for name, own in completing.items()})
         simulate(random_trace(seed, 60, rate), topology, POLICY, SMALL_SLO, 12.0, macro_steps=False)
         vars(routing).update(decide=router._decide)
-        vars(simulator).update(_complete=router._complete)
+        vars(simulator).update(completing)
         agreed += [tuple(a) == tuple(b) for a, b in zip(router.simulated, router.routed, strict=True)]
         seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
         left = max(abs(value) for value in router.book.seen().shares)
