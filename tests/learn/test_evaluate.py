@@ -29,7 +29,9 @@ def run_of(met: list[bool], tpot_s: float = 0.02) -> Simulated:
     n = len(met)
     none = np.zeros(n, np.int64)
     times = np.arange(1.0, n + 1.0)
-    return Simulated(times, np.full(n, tpot_s), np.array(met), none, none, none, none, np.ones(n), np.zeros((0, 7)), 0)
+    return Simulated(
+        times, np.full(n, tpot_s), np.array(met), none, none, none, np.zeros(n), none, np.ones(n), np.zeros((0, 7)), 0
+    )
 
 
 def test_student_intervals_of_known_data() -> None:

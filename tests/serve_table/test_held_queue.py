@@ -10,7 +10,7 @@ from serve_table.held_queue import HeldQueue, HeldRequest
 from serve_table.policy import policy
 from serve_table.situation import Request
 
-PARAMS = policy("price", {"hold_s": 0.01}).params
+PARAMS = policy("price", {"hold_s": 0.01, "late_hold": 3.0, "deadline_share": 1.0, "rush": 0.0}).params
 NOW_S = 100.0
 
 Drawn = tuple[int, int, float, int]
