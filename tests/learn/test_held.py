@@ -50,7 +50,7 @@ def test_a_held_request_is_overtaken_by_one_of_an_earlier_deadline() -> None:
     at_once, held = run(trace), run(trace, hold_s=0.01)
     assert at_once.ttft_s[4] > max(at_once.ttft_s[:4]) - 0.1
     # The one that is under way is not broken off.
-    assert held.ttft_s[0] == pytest.approx(at_once.ttft_s[0], rel=0.1)
+    assert held.ttft_s[0] <= at_once.ttft_s[0]
     assert held.ttft_s[4] < min(held.ttft_s[1:4])
     assert held.ttft_s[4] < 0.6 * at_once.ttft_s[4]
 
