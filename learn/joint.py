@@ -28,17 +28,17 @@ from learn.search import search
 from learn.simulation import Simulated, simulate
 from learn.study import Best, StoredStudy, best_of, count_complete
 from learn.table import CompiledTable
-from learn.training import LOAD_FACTORS
 from serve_table.lookup import Table
 from serve_table.policy import Policy
 from serve_table.price_params import PriceParams
 
-WORST_WEIGHT = 0.5
+WORST_WEIGHT = 1.0
 """Of the worst workload beside the mean of all, so that none pays for the others."""
 TAIL_COST = 0.5
 """Goodput that a doubled P99 TTFT costs beyond the objective's limit, of the workload where it is longest."""
 TAIL_LOAD = 1.0
-"""Up to which load the tail counts: beyond it the longest waits say among whom an overload is shared out."""
+"""At which the tail counts, the workload's own: at less nobody waits, beyond it the longest waits say among whom an
+overload is shared out."""
 LATENCY_UNIT = 0.1
 """Of an aim of latency, so that what is hopeless is as far behind as with goodput."""
 GOOD: Params = MappingProxyType(
@@ -93,7 +93,7 @@ def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
 
 def long_tail(cell: JointCell, runs: Sequence[Simulated]) -> float:
     """How far P99 TTFT is beyond its limit against tuned Dynamo-style's, as `learn.objective.tail_excess` has it."""
-    found = [(run, other) for run, other, load in zip(runs, cell.dynamo, cell.loads, strict=False) if load <= TAIL_LOAD]
+    found = [(run, other) for run, other, load in zip(runs, cell.dynamo, cell.loads, strict=False) if load == TAIL_LOAD]
     return tail_excess([run for run, _ in found], [other for _, other in found])
 
 
@@ -103,7 +103,7 @@ def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
 
 
 JOINT_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {"goodput": (*LOAD_FACTORS, 1.5), "latency": (1.0, 0.92, 1.0, 1.08, 1.0, 1.0)}
+    {"goodput": (1.0, 1.15, 1.0, 0.85, 1.3, 1.0, 1.5), "latency": (1.0, 0.92, 1.0, 1.08, 1.0, 1.0)}
 )
 """Loads of the traces that are searched on, by the objective's name: for goodput also one far beyond what baselines
 carry, for latency those about the load there is."""
