@@ -21,6 +21,7 @@ from learn.joint import (
     long_tail,
     lower_latency,
 )
+from learn.objective import TAIL_LIMIT
 from learn.policy_space import Params, price_policy, price_space, table_point
 from learn.simulated_training import joint_compiled
 from learn.simulation import Simulated
@@ -55,7 +56,7 @@ def test_a_gain_is_paired_and_a_tail_counts_up_to_the_workloads_load() -> None:
     assert goodput_gain(judged, better) == pytest.approx(0.1)
     # The first traces alone, as where a point is given up.
     assert goodput_gain(judged, better[:1]) == pytest.approx(0.1)
-    late = [with_goodput(run, 105 + 15 * k, ttft_factor=2.3) for k, run in enumerate(mixed.dynamo)]
+    late = [with_goodput(run, 105 + 15 * k, ttft_factor=2.0 * TAIL_LIMIT) for k, run in enumerate(mixed.dynamo)]
     assert goodput_gain(judged, late) == pytest.approx(0.1)
     assert long_tail(judged, better) == 0.0
     assert long_tail(judged, late) == pytest.approx(1.0)
