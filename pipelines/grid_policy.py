@@ -11,6 +11,7 @@ from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
 from learn.joint import JOINT_LOADS, JointCell, JointSearch
 from learn.lengths import LengthQuantiles
+from learn.objective import TAIL_LIMIT
 from learn.policy_space import price_space, table_point
 from learn.search import SAMPLER
 from learn.simulated_training import SimulatedTraining, joint_compiled, joint_lengths
@@ -28,14 +29,15 @@ DYNAMO = "dynamo_style"
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on; space:
-    what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
+    """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on; tail_limit:
+    of P99 TTFT; space: what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
     meanwhile.
     """
 
     cells: tuple[CellConfig, ...]
     objective: str
     loads: tuple[float, ...]
+    tail_limit: float
     space: dict[str, str]
     trials: int
 
@@ -118,7 +120,9 @@ class TopologyWork:
 def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run) -> TopologyWork:
     """The work of cells of one topology, each with at least the references among its contenders."""
     space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
-    config = PolicyConfig(tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], space, trials)
+    config = PolicyConfig(
+        tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], TAIL_LIMIT, space, trials
+    )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
         for cell in cells
