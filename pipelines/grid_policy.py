@@ -29,9 +29,9 @@ DYNAMO = "dynamo_style"
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on; tail_limit:
-    of P99 TTFT; space: what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
-    meanwhile.
+    """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
+    tail_limit: of P99 TTFT; space: what is searched, as Optuna's JSON by name; trials: of its search, and of each
+    baseline's that it is held against meanwhile.
     """
 
     cells: tuple[CellConfig, ...]
