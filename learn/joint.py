@@ -62,6 +62,8 @@ SAMPLED_SHARE = 0.2
 """Of the trials are the sampler's; the others are neighbours of the best so far."""
 ROUND = 4
 """Neighbours of one leader."""
+CONFIRMED = 30
+"""Points that are tried on other traces in the end."""
 HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.08, 3: 0.04})
 """After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
 
@@ -193,6 +195,21 @@ class JointSearch:
             best = search(study, space, value, round_end, seed=self.seed, warm_start=points)
             done = round_end
         return best
+
+    def confirmed(self, study: StoredStudy, table: Table, cells: Sequence[JointCell]) -> Best:
+        """Of the best CONFIRMED points of a finished search the best on other traces, with its value there.
+
+        The best of many on the same traces is partly the luckiest.
+        """
+        bench = self.cells[0].bench
+        trials = [trial for trial in study.trials() if trial.value is not None]
+        tried = sorted(trials, key=lambda trial: -float(trial.value or 0.0))[:CONFIRMED]
+        value = JointObjective(
+            cells, GAINS[self.objective], lambda params: price_policy(params, bench.topology, bench.slo, table)
+        )
+        values = [value(trial.params) for trial in tried]
+        best = int(np.argmax(values))
+        return Best(dict(tried[best].params), values[best], len(trials), 0)
 
     def _value(self, study: StoredStudy, policy: Callable[[Params], Policy]) -> JointObjective:
         """The objective, which knows the best of a study that is continued."""

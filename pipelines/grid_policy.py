@@ -9,7 +9,7 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import JOINT_LOADS, JointCell, JointSearch
+from learn.joint import CONFIRMED, JOINT_LOADS, JointCell, JointSearch
 from learn.lengths import LengthQuantiles
 from learn.objective import TAIL_LIMIT
 from learn.policy_space import price_space, table_point
@@ -26,18 +26,21 @@ from serve_table.policy import Policy
 from serve_table.policy import policy as policy_named
 
 DYNAMO = "dynamo_style"
+CONFIRMING = 100
+"""Number of the first trace that the best points are confirmed on."""
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
-    tail_limit: of P99 TTFT; space: what is searched, as Optuna's JSON by name; trials: of its search, and of each
-    baseline's that it is held against meanwhile.
+    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end; space: what is searched, as
+    Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against meanwhile.
     """
 
     cells: tuple[CellConfig, ...]
     objective: str
     loads: tuple[float, ...]
     tail_limit: float
+    confirmed: int
     space: dict[str, str]
     trials: int
 
@@ -121,7 +124,7 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
     """The work of cells of one topology, each with at least the references among its contenders."""
     space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
     config = PolicyConfig(
-        tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], TAIL_LIMIT, space, trials
+        tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], TAIL_LIMIT, CONFIRMED, space, trials
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
@@ -196,7 +199,10 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     table_best = joint.best_table(work.study("table"), compiled)
     table = table_point(compiled, table_best.params)
     compiled = replace(compiled, regimes=table.regimes)
-    best = joint.best_price(work.study("price"), compiled.decision_table(table.actions))
+    decided = compiled.decision_table(table.actions)
+    joint.best_price(work.study("price"), decided)
+    others = [joint_cell(workload, lengths, config.objective, CONFIRMING) for workload in workloads]
+    best = joint.confirmed(work.study("price"), decided, others)
     learned = LearnedPolicy(
         topology=str(config.topology),
         objective=config.objective,
@@ -226,10 +232,12 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     return learned, artifact
 
 
-def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str) -> JointCell:
-    """The traces to search on, with the runs of the references as they were tuned: with their workload's lengths."""
+def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str, first: int = 0) -> JointCell:
+    """The traces to search on, the first of that number, with the runs of the references as they were tuned: with
+    their workload's lengths.
+    """
     training = workload.training
-    traces = workload.requests.searched(workload.rate, JOINT_LOADS[objective])
+    traces = workload.requests.searched(workload.rate, JOINT_LOADS[objective], first)
     own = bench_of(traces, training.topology, training.slo, training.lengths.predictor())
     judged = {c.policy: read_judged(workload.cell, c) for c in workload.cell.contenders if c.policy in REFERENCES}
     best = max(judged, key=lambda name: judged[name].training_goodput)

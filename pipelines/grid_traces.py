@@ -62,13 +62,16 @@ class Requests:
         whole, _, windows = self.imported
         return [self._window(whole, start, requests_per_s) for start in windows.training]
 
-    def searched(self, requests_per_s: float, loads: Sequence[float] = LOAD_FACTORS) -> list[Trace]:
-        """What policies are tuned on: other arrivals of the training requests, at the rate and around it."""
+    def searched(self, requests_per_s: float, loads: Sequence[float] = LOAD_FACTORS, first: int = 0) -> list[Trace]:
+        """What policies are tuned on: other arrivals of the training requests, at the rate and around it.
+
+        first: number of the first of them; those of other numbers are other arrivals.
+        """
         rates = [requests_per_s * factor for factor in loads]
         if self.imported is None:
-            return [self._made(TRAINING_SEEDS + k, rate) for k, rate in enumerate(rates)]
+            return [self._made(TRAINING_SEEDS + k, rate) for k, rate in enumerate(rates, first)]
         whole = joined(self.training(requests_per_s))
-        seeds = range(FIRST_RESAMPLED_SEED, FIRST_RESAMPLED_SEED + len(rates))
+        seeds = range(FIRST_RESAMPLED_SEED + first, FIRST_RESAMPLED_SEED + first + len(rates))
         return [
             resampled(whole, seed, self.spec.n_requests).scaled_to(rate)
             for seed, rate in zip(seeds, rates, strict=True)

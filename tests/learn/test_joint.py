@@ -117,3 +117,17 @@ def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) ->
     assert best.value >= max(value(point) for point in joint_start()[:1]) - 1e-12
     assert best.params.keys() == price_space().keys()
     assert replace(joint, n_trials=6).best_price(study, table).complete == 6
+
+
+def test_the_best_points_are_confirmed_on_other_traces() -> None:
+    cells = [cell("mixed", 11.0)]
+    study = StoredStudy(None, "price")
+    joint = JointSearch(cells, "goodput", 6, 0)
+    compiled = joint_compiled([small_training("mixed")], small_training().lengths)
+    table = compiled.decision_table(np.ones(compiled.n_actions, np.uint8))
+    joint.best_price(study, table)
+    other = replace(cells[0], bench=replace(cells[0].bench, traces=cells[0].bench.traces[::-1]))
+    confirmed = joint.confirmed(study, table, [other])
+    value = JointObjective([other], GAINS["goodput"], lambda params: price_policy(params, TOPOLOGY, SLO, table))
+    assert confirmed.value == pytest.approx(max(value(trial.params) for trial in study.trials()))
+    assert confirmed.params in [trial.params for trial in study.trials()]
