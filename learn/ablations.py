@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from learn.costs import scaled_step
 from learn.evaluate import Bench, Floats
 from learn.lengths import with_error
 from learn.policy_space import Params, price_policy
-from learn.simulation import simulate
 from learn.trace import Trace
 from serve_table.lookup import Table
 from serve_table.policy import Policy
 from serve_table.predictor import DEFAULT_OUTPUT_TOKENS
-from serve_table.step_time import HardwareProfile, StepTime
+from serve_table.step_time import HardwareProfile
 
 Lengths = Callable[[Trace, Floats, int], Floats]
 """What lengths (n_requests,) a trace's requests are taken to have, from it, the predictor's and the trace's number."""
@@ -65,28 +65,13 @@ class Ablation:
 
     def goodput(self, params: Params, bench: Bench, table: Table) -> Floats:
         """(n_traces,) goodput of the changed policy; draws as `Bench.runs` has them."""
-        policy = self.policy(params, bench, table)
-        return np.array(
-            [
-                simulate(
-                    trace, bench.topology, policy, bench.slo, self.lengths(trace, bench.predicted[k], k), k
-                ).goodput
-                for k, trace in enumerate(bench.traces)
-            ]
-        )
+        lengths = [self.lengths(trace, bench.predicted[k], k) for k, trace in enumerate(bench.traces)]
+        return replace(bench, predicted=tuple(lengths)).goodput(self.policy(params, bench, table))
 
 
 def with_step_factor(profile: HardwareProfile, factor: float) -> HardwareProfile:
     """The profile with its step times, but not the tokens at which they bend, times a factor."""
-    step = profile.step
-    times = StepTime(
-        floor_s=step.floor_s * factor,
-        per_token_s=step.per_token_s * factor,
-        knee_tokens=step.knee_tokens,
-        per_token_beyond_s=step.per_token_beyond_s * factor,
-        per_context_token_s=step.per_context_token_s * factor,
-    )
-    return replace(profile, step=times)
+    return replace(profile, step=scaled_step(profile.step, factor, factor))
 
 
 ABLATIONS = (

@@ -161,17 +161,21 @@ def costs_of(vector: Floats, profile: HardwareProfile) -> Costs:
     """
     limit = np.log(MAX_FACTOR)
     decode, prefill, handoff = np.exp(np.clip(vector[:3], -limit, limit)).tolist()
-    step = profile.step
     return Costs(
-        step_time=StepTime(
-            floor_s=step.floor_s * decode,
-            per_token_s=step.per_token_s * decode,
-            knee_tokens=step.knee_tokens,
-            per_token_beyond_s=step.per_token_beyond_s * prefill,
-            per_context_token_s=step.per_context_token_s * decode,
-        ),
+        step_time=scaled_step(profile.step, decode, prefill),
         handoff=Handoff(profile.handoff.latency_s * handoff, profile.handoff.per_token_s * handoff),
         overhead_s=float(OVERHEAD_UNIT_S * vector[3] ** 2),
+    )
+
+
+def scaled_step(step: StepTime, decode: float, prefill: float) -> StepTime:
+    """The step with its times, but not the tokens at which they bend, times a factor; prefill: of those beyond."""
+    return StepTime(
+        floor_s=step.floor_s * decode,
+        per_token_s=step.per_token_s * decode,
+        knee_tokens=step.knee_tokens,
+        per_token_beyond_s=step.per_token_beyond_s * prefill,
+        per_context_token_s=step.per_context_token_s * decode,
     )
 
 

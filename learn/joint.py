@@ -25,7 +25,7 @@ from learn.policy_space import (
     table_warm_start,
 )
 from learn.search import search
-from learn.simulation import Simulated, simulate
+from learn.simulation import Simulated
 from learn.study import Best, StoredStudy, best_of, count_complete
 from learn.table import CompiledTable
 from serve_table.lookup import Table
@@ -140,7 +140,7 @@ class JointObjective:
         values: list[float] = []
         for k in range(len(self._cells[0].bench.traces)):
             for cell, found in zip(self._cells, runs, strict=True):
-                found.append(run_of(cell.bench, policy, k))
+                found.append(cell.bench.run(policy, k))
             values.append(self._value(runs))
             if self._leader and values[k] < self._leader[k] - HOPELESS.get(k + 1, np.inf):
                 return self._leader[-1] + values[k] - self._leader[k]
@@ -152,11 +152,6 @@ class JointObjective:
         gains = [self._gain(cell, found) for cell, found in zip(self._cells, runs, strict=True)]
         tail = max(long_tail(cell, found) for cell, found in zip(self._cells, runs, strict=True))
         return float(np.mean(gains)) + WORST_WEIGHT * min(gains) - TAIL_COST * tail
-
-
-def run_of(bench: Bench, policy: Policy, k: int) -> Simulated:
-    """The run of a bench's trace k."""
-    return simulate(bench.traces[k], bench.topology, policy, bench.slo, bench.predicted[k], k)
 
 
 @dataclass(frozen=True)
