@@ -21,6 +21,7 @@ from pipelines.results import RESULTS_FOLDER
 from pipelines.row_file import KeyedRow, RowFile
 from pipelines.simulated_compare import topology_of
 from pipelines.stages import add_run_arguments, run_from
+from pipelines.text_table import aligned
 from serve_table.errors import ConfigError
 
 DEFAULT_PATH = RESULTS_FOLDER / "ablate.csv"
@@ -115,8 +116,4 @@ def report_lines(rows: Sequence[AblationRow], topology: str) -> list[str]:
         of_change = [found[change, workload] for workload in workloads]
         cells = [f"{row.goodput:.3f}" if change == FULL else f"{row.difference:+.3f}" for row in of_change]
         text.append((change, *cells))
-    widths = [max(len(row[i]) for row in text) for i in range(len(text[0]))]
-    return [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in text
-    ]
+    return aligned(text)

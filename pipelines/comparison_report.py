@@ -8,6 +8,7 @@ import numpy as np
 from learn.contenders import JOINT
 from learn.evaluate import interval
 from pipelines.results import ResultRow
+from pipelines.text_table import aligned
 from serve_table.policy import LEARNED_POLICIES
 
 DEFAULT_LEARNED = "table"
@@ -154,13 +155,7 @@ def cells(score: PolicyScore, found: WorkloadScores) -> tuple[str, ...]:
 def text_lines(found: WorkloadScores) -> list[str]:
     """One workload's table and verdict in plain text."""
     table = [HEADER, *(cells(score, found) for score in found.scores)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(HEADER))]
-    lines = ["", title(found)]
-    for row in table:
-        lines.append(
-            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        )
-    return [*lines, *verdict_lines(found)]
+    return ["", title(found), *aligned(table), *verdict_lines(found)]
 
 
 def markdown_lines(found: WorkloadScores) -> list[str]:

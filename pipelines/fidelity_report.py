@@ -9,6 +9,7 @@ from pipelines.fidelity_results import FidelityRow, fidelity_row
 from pipelines.named_winner import NamedWinner, named_winner
 from pipelines.saturate import cluster_text
 from pipelines.simulated_runs import SimulatedRun
+from pipelines.text_table import aligned
 
 RESIDUAL_LIMIT = 0.03
 TIMES = (("P50 TTFT", "ttft_p50_s"), ("P90 TTFT", "ttft_p90_s"), ("P50 TPOT", "tpot_p50_s"), ("P90 TPOT", "tpot_p90_s"))
@@ -91,13 +92,7 @@ def cells(row: FidelityRow) -> tuple[str, ...]:
 def text_lines(found: WorkloadFidelity) -> list[str]:
     """One workload's table and winner in plain text; times are live / simulated."""
     table = [HEADER, *(cells(row) for row in found.rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(HEADER))]
-    lines = ["", found.title]
-    for row in table:
-        lines.append(
-            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        )
-    return [*lines, winner_line(found.winner)]
+    return ["", found.title, *aligned(table), winner_line(found.winner)]
 
 
 def markdown_lines(found: WorkloadFidelity) -> list[str]:

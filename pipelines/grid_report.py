@@ -7,6 +7,7 @@ import numpy as np
 
 from pipelines.comparison_report import TIMES, Difference, WorkloadScores, paired, scores_of
 from pipelines.results import ResultRow
+from pipelines.text_table import aligned
 
 DYNAMO = "dynamo_style"
 LEVEL = -0.005
@@ -81,11 +82,7 @@ def table_lines(cells: Sequence[WorkloadScores], markdown: bool) -> list[str]:
     text = [header, *((name, *map(cell_text, [*values[name], means[name]])) for name in best_first)]
     if markdown:
         return [f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *text[1:])]
-    widths = [max(len(row[i]) for row in text) for i in range(len(header))]
-    return [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in text
-    ]
+    return aligned(text)
 
 
 def cell_text(value: float | None) -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from learn.logged_choices import REASONS
 from learn.off_policy import Estimate, OffPolicy
+from pipelines.text_table import aligned
 
 CHOICES = {
     "action": "local or remote as the candidate has it, engines as the journal's policy places them given that",
@@ -101,12 +102,7 @@ def table_lines(report: Report) -> list[str]:
             rows.append((candidate.policy, choice, *cells(found["goodput"]), simulated, *target_cells(found)))
             if found["goodput"].refusal is not None:
                 refusals.append(f"{candidate.policy}, {choice}, refused: {found['goodput'].refusal}.")
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    lines = []
-    for row in rows:
-        aligned = (c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(aligned))
-    return [*lines, *refusals]
+    return [*aligned(rows, left=2), *refusals]
 
 
 def cells(found: OffPolicy) -> tuple[str, ...]:
