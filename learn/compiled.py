@@ -13,6 +13,7 @@ DECISION_SOURCES = (
     "decision.py",
     "guard.py",
     "harm.py",
+    "length_ratio.py",
     "lookup.py",
     "placement.py",
     "price.py",

@@ -110,6 +110,13 @@ JOINT_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
 """Loads of the traces that are searched on, by the objective's name: for goodput also one far beyond what baselines
 carry, for latency those about the load there is."""
 
+CONFIRMING_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {name: (*loads, *[TAIL_LOAD] * 6) for name, loads in JOINT_LOADS.items()}
+)
+"""Loads of the traces that the best points are tried on in the end: more of those where the tail counts, since a P99 is
+of few requests.
+"""
+
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
 """What is learned for, by the objective's name."""
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from learn.compiled import compile_with_callees, jit
 from learn.core import DECODING, NONE, Core
 from learn.planned_steps import end_of_steps_s, steps_begun
-from serve_table import harm, price_params, self_calibration
+from serve_table import harm, length_ratio, price_params, self_calibration
 from serve_table.self_calibration import Mark, SelfCalibration
 from serve_table.situation import REMOTE, WHOLE
 
@@ -23,6 +23,8 @@ observe_pull = compile_with_callees(self_calibration.observe_pull)
 prefill_disturbed = compile_with_callees(self_calibration.prefill_disturbed)
 prefill_starts = compile_with_callees(self_calibration.prefill_starts)
 prefill_returns = compile_with_callees(self_calibration.prefill_returns)
+ratio_of_lengths = compile_with_callees(length_ratio.length_ratio)
+observe_length = compile_with_callees(length_ratio.observe_length)
 
 N_MARK = len(Mark._fields)
 
@@ -39,7 +41,8 @@ class Bound(NamedTuple):
     (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s, prefilled_tokens: as there. marks
     (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
     its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
-    its prefill leg was. found: what is told of the constants from all that.
+    its prefill leg was. found: what is told of the constants from all that. foreseen_tokens (n_requests,): output, by the
+    predictor alone. lengths: what is told of the predictor from answers.
     """
 
     first: Ints
@@ -56,6 +59,8 @@ class Bound(NamedTuple):
     local_tokens: Any
     returned_s: Any
     found: SelfCalibration
+    foreseen_tokens: Any
+    lengths: Any
 
 
 def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole_engines: int = 0) -> Bound:
@@ -78,6 +83,8 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole
         np.zeros(n_bound),
         np.zeros(n_requests),
         _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
+        np.zeros(n_requests),
+        np.array(length_ratio.new_length_sums()),
     )
 
 
@@ -110,6 +117,15 @@ def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, 
     if bound.first[d] != NONE:
         bound.previous[bound.first[d]] = i
     bound.first[d] = i
+
+
+@jit
+def foresee(bound: Bound, i: int, prompt_tokens: float, predicted_tokens: float) -> float:
+    """Output tokens of request i, which has come, by the predictor and what was answered so far."""
+    bound.foreseen_tokens[i] = predicted_tokens
+    if bound.found.live[price_params.ADAPT] == 0.0:
+        return predicted_tokens
+    return max(predicted_tokens * ratio_of_lengths(bound.lengths, prompt_tokens), 1.0)
 
 
 @jit

@@ -13,7 +13,7 @@ from learn.core import HELD, Core
 from learn.engine import begin_step, end_step, loaded, release, submit
 from learn.events import PULLED, SUBMIT, drop_first_event, push_event
 from learn.planned_steps import interrupt
-from learn.residents import leg_returned, unbind, whole_prefilled
+from learn.residents import leg_returned, observe_length, unbind, whole_prefilled
 from learn.routing import arrive, pump
 from learn.run_state import Floats, Load, Outcome, Routing, State
 from serve_table import decision, situation, step_time
@@ -65,6 +65,8 @@ def _answered(
     fleet.decode_tokens[d] -= load.prompt_tokens[i] + load.predicted_tokens[i]
     if policy == decision.PRICE:
         unbind(state.bound, i, d, fleet.decode_requests[d])
+        prompt_tokens, tokens = float(load.prompt_tokens[i]), float(load.output_tokens[i])
+        observe_length(state.bound.lengths, prompt_tokens, state.bound.foreseen_tokens[i], tokens)
 
 
 @jit

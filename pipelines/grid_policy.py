@@ -9,7 +9,7 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import CONFIRMED, JOINT_LOADS, JointCell, JointSearch
+from learn.joint import CONFIRMED, CONFIRMING_LOADS, JOINT_LOADS, JointCell, JointSearch
 from learn.lengths import LengthQuantiles
 from learn.objective import TAIL_LIMIT
 from learn.policy_space import price_space, table_point
@@ -32,7 +32,7 @@ CONFIRMING = 100
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
-    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end; space: what is searched, as
+    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads; space: what is searched, as
     Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against meanwhile.
     """
 
@@ -41,6 +41,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loads: tuple[float, ...]
     tail_limit: float
     confirmed: int
+    confirming_loads: tuple[float, ...]
     space: dict[str, str]
     trials: int
 
@@ -124,7 +125,14 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
     """The work of cells of one topology, each with at least the references among its contenders."""
     space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
     config = PolicyConfig(
-        tuple(cell.config for cell in cells), objective, JOINT_LOADS[objective], TAIL_LIMIT, CONFIRMED, space, trials
+        tuple(cell.config for cell in cells),
+        objective,
+        JOINT_LOADS[objective],
+        TAIL_LIMIT,
+        CONFIRMED,
+        CONFIRMING_LOADS[objective],
+        space,
+        trials,
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
@@ -194,14 +202,14 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     trainings = [workload.training for workload in workloads]
     lengths = joint_lengths(trainings)
     compiled = joint_compiled(trainings, lengths)
-    cells = [joint_cell(workload, lengths, config.objective) for workload in workloads]
+    cells = [joint_cell(workload, lengths, config.loads) for workload in workloads]
     joint = JointSearch(cells, config.objective, config.trials, config.cells[0].seed)
     table_best = joint.best_table(work.study("table"), compiled)
     table = table_point(compiled, table_best.params)
     compiled = replace(compiled, regimes=table.regimes)
     decided = compiled.decision_table(table.actions)
     joint.best_price(work.study("price"), decided)
-    others = [joint_cell(workload, lengths, config.objective, CONFIRMING) for workload in workloads]
+    others = [joint_cell(workload, lengths, config.confirming_loads, CONFIRMING) for workload in workloads]
     best = joint.confirmed(work.study("price"), decided, others)
     learned = LearnedPolicy(
         topology=str(config.topology),
@@ -232,12 +240,12 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     return learned, artifact
 
 
-def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str, first: int = 0) -> JointCell:
+def joint_cell(workload: Workload, lengths: LengthQuantiles, loads: Sequence[float], first: int = 0) -> JointCell:
     """The traces to search on, the first of that number, with the runs of the references as they were tuned: with
     their workload's lengths.
     """
     training = workload.training
-    traces = workload.requests.searched(workload.rate, JOINT_LOADS[objective], first)
+    traces = workload.requests.searched(workload.rate, loads, first)
     own = bench_of(traces, training.topology, training.slo, training.lengths.predictor())
     judged = {c.policy: read_judged(workload.cell, c) for c in workload.cell.contenders if c.policy in REFERENCES}
     best = max(judged, key=lambda name: judged[name].training_goodput)
@@ -246,4 +254,4 @@ def joint_cell(workload: Workload, lengths: LengthQuantiles, objective: str, fir
         return own.runs(CONTENDERS[name](training).policy(judged[name].params))
 
     bench = bench_of(traces, training.topology, training.slo, lengths.predictor())
-    return JointCell(bench, JOINT_LOADS[objective], runs(best), runs(DYNAMO))
+    return JointCell(bench, loads, runs(best), runs(DYNAMO))
