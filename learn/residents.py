@@ -8,7 +8,8 @@ import numpy.typing as npt
 from learn.compiled import compile_with_callees, jit
 from learn.core import DECODING, NONE, Core
 from learn.planned_steps import end_of_steps_s, steps_begun
-from serve_table import harm, length_ratio, price_params, self_calibration
+from serve_table import harm, price_params, self_calibration
+from serve_table import length_ratio as lengths
 from serve_table.self_calibration import Mark, SelfCalibration
 from serve_table.situation import REMOTE, WHOLE
 
@@ -23,8 +24,8 @@ observe_pull = compile_with_callees(self_calibration.observe_pull)
 prefill_disturbed = compile_with_callees(self_calibration.prefill_disturbed)
 prefill_starts = compile_with_callees(self_calibration.prefill_starts)
 prefill_returns = compile_with_callees(self_calibration.prefill_returns)
-ratio_of_lengths = compile_with_callees(length_ratio.length_ratio)
-observe_length = compile_with_callees(length_ratio.observe_length)
+length_ratio = compile_with_callees(lengths.length_ratio)
+observe_length = compile_with_callees(lengths.observe_length)
 
 N_MARK = len(Mark._fields)
 
@@ -41,8 +42,8 @@ class Bound(NamedTuple):
     (n_requests * N_SHARE,): shares. sums: as `Residents.shares`. prefill_since_s, prefilled_tokens: as there. marks
     (n_requests * N_MARK,): the engine when the share was last renewed. uncached_tokens (n_requests,): of the prompt, on
     its decode engine. local_tokens (n_decode,): prefilled there so far, or bound to be. returned_s (n_requests,): when
-    its prefill leg was. found: what is told of the constants from all that. foreseen_tokens (n_requests,): output, by the
-    predictor alone. lengths: what is told of the predictor from answers.
+    its prefill leg was. found: what is told of the constants from all that. predicted_tokens (n_requests,): output, by
+    the predictor alone; lengths: what answers tell of it.
     """
 
     first: Ints
@@ -59,7 +60,7 @@ class Bound(NamedTuple):
     local_tokens: Any
     returned_s: Any
     found: SelfCalibration
-    foreseen_tokens: Any
+    predicted_tokens: Any
     lengths: Any
 
 
@@ -84,7 +85,7 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole
         np.zeros(n_requests),
         _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
         np.zeros(n_requests),
-        np.array(length_ratio.new_length_sums()),
+        np.array(lengths.new_length_sums()),
     )
 
 
@@ -120,12 +121,12 @@ def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, 
 
 
 @jit
-def foresee(bound: Bound, i: int, prompt_tokens: float, predicted_tokens: float) -> float:
-    """Output tokens of request i, which has come, by the predictor and what was answered so far."""
-    bound.foreseen_tokens[i] = predicted_tokens
+def corrected_tokens(bound: Bound, i: int, prompt_tokens: float, predicted_tokens: float) -> float:
+    """What the predictor says of the output of request i, which comes now, corrected by what was answered."""
+    bound.predicted_tokens[i] = predicted_tokens
     if bound.found.live[price_params.ADAPT] == 0.0:
         return predicted_tokens
-    return max(predicted_tokens * ratio_of_lengths(bound.lengths, prompt_tokens), 1.0)
+    return max(predicted_tokens * length_ratio(bound.lengths, prompt_tokens), 1.0)
 
 
 @jit

@@ -14,7 +14,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Load(NamedTuple):
-    """What arrives: columns of a trace (n_requests,), with predicted output tokens and draws (n_requests, 4)."""
+    """What arrives: columns of a trace (n_requests,), with predicted output tokens and draws (n_requests, 4).
+
+    predicted_tokens: the predictor's; once a request has come, as its decision saw them.
+    """
 
     arrival_s: Floats
     prompt_tokens: Ints

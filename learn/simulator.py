@@ -15,7 +15,7 @@ from learn.events import PULLED, SUBMIT, drop_first_event, push_event
 from learn.planned_steps import interrupt
 from learn.residents import leg_returned, observe_length, unbind, whole_prefilled
 from learn.routing import arrive, pump
-from learn.run_state import Floats, Load, Outcome, Routing, State
+from learn.run_state import Floats, Ints, Load, Outcome, Routing, State
 from serve_table import decision, situation, step_time
 
 handoff_time_s = compile_with_callees(step_time.handoff_time_s)
@@ -66,7 +66,19 @@ def _answered(
     if policy == decision.PRICE:
         unbind(state.bound, i, d, fleet.decode_requests[d])
         prompt_tokens, tokens = float(load.prompt_tokens[i]), float(load.output_tokens[i])
-        observe_length(state.bound.lengths, prompt_tokens, state.bound.foreseen_tokens[i], tokens)
+        observe_length(state.bound.lengths, prompt_tokens, state.bound.predicted_tokens[i], tokens)
+
+
+@jit
+def _sort(values: Ints, n: int) -> None:
+    """Put the first n, of which there are few, in order: in which an engine's step ends them must not matter."""
+    for k in range(1, n):
+        value = values[k]
+        place = k
+        while place > 0 and values[place - 1] > value:
+            values[place] = values[place - 1]
+            place -= 1
+        values[place] = value
 
 
 @jit
@@ -95,6 +107,7 @@ def _complete(
         if outcome.action[i] == situation.LOCAL:
             fleet.decode_prefill_tokens[d] -= state.decode_uncached[i]
             outcome.cached_tokens[i] = core.sequences[2 * i + 1].cached_tokens
+    _sort(core.finished[e], engine.finished)
     for k in range(engine.finished):
         _answered(load, outcome, fleet, state, core.finished[e, k] // 2, d, engine.step_end_s, policy)
         answered += 1
@@ -118,6 +131,7 @@ def _complete_both(
             outcome.cached_tokens[i] = core.sequences[s].cached_tokens
             if policy == decision.PRICE:
                 whole_prefilled(state.bound, e, state.decode_uncached[i], engine.step_end_s)
+    _sort(core.finished[e], engine.finished)
     for k in range(engine.finished):
         s = core.finished[e, k]
         if s % 2 == 0:

@@ -32,8 +32,9 @@ CONFIRMING = 100
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
-    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads; space: what is searched, as
-    Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against meanwhile.
+    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads; space:
+    what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
+    meanwhile.
     """
 
     cells: tuple[CellConfig, ...]

@@ -57,9 +57,12 @@ def read_hints(headers: list[tuple[bytes, bytes]], default_slo_class: int) -> Hi
 
 @dataclass
 class Admitted:
-    """A request that has its engines. prompt is kept to learn the token ratio from its answer."""
+    """A request that has its engines. prompt is kept to learn the token ratio from its answer, predicted_tokens, of its
+    output by the artifact's predictor alone, to learn the length ratio; None where its answer will not tell.
+    """
 
     prompt: Prompt
+    predicted_tokens: float | None
     prefill: Engine | None
     decode: Engine
     reservation: Reservation
@@ -95,9 +98,10 @@ class Arrival:
         prompt = read_prompt(fields, endpoint)
         identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
         measured = context.prompts.measure(prompt, identity, is_taken_as_it_is(fields, endpoint))
+        self._predicted_tokens, seen_tokens = _predicted_tokens(context, endpoint, fields, hints, measured.tokens)
         self.request = Request(
             prompt_tokens=measured.tokens,
-            predicted_output_tokens=_predicted_tokens(context, endpoint, fields, hints, measured.tokens),
+            predicted_output_tokens=seen_tokens,
             slo_class=hints.slo_class,
             prefill_cached_tokens=[],
             decode_cached_tokens=[],
@@ -186,17 +190,22 @@ class Arrival:
             bound=bound,
             on_prefill_returned=context.holding.wake if context.holding is not None else None,
         )
-        return Admitted(self._prompt, prefill, decode, reservation)
+        return Admitted(self._prompt, self._predicted_tokens, prefill, decode, reservation)
 
 
 def _predicted_tokens(
     context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, prompt_tokens: float
-) -> float:
+) -> tuple[float | None, float]:
+    """Output tokens by the predictor, and as the decision is to see them. None where a client says how many, or limits
+    them to fewer: how long the answer would have been is then not known.
+    """
     if hints.predicted_output_tokens is not None:
-        return hints.predicted_output_tokens
+        return None, hints.predicted_output_tokens
     # Benchmarks set ignore_eos with the exact length as limit, which must not leak into the decision.
     limit = None if read(fields, "ignore_eos", bool) else output_limit_tokens(fields, endpoint)
-    return context.predictor.predict(prompt_tokens, limit)
+    predicted = context.predictor.predict(prompt_tokens, None)
+    seen = predicted if context.residents is None else context.residents.corrected_tokens(prompt_tokens, predicted)
+    return (predicted, seen) if limit is None or seen <= limit else (None, max(float(limit), 1.0))
 
 
 def _decide(

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from serve_table.decision import PRICE
@@ -21,6 +22,7 @@ from serve_table.journal import JournalWriter, Row
 from serve_table.kv_endpoint import KvEndpoint, endpoints_by_engine
 from serve_table.kv_subscriber import KvSubscriber
 from serve_table.kv_view import KvView
+from serve_table.length_ratio import ratio_of_all
 from serve_table.metrics import RouterMetrics
 from serve_table.policy import Policy
 from serve_table.predictor import LengthPredictor
@@ -178,6 +180,7 @@ class RouterContext:
             )
             found = self.residents.found
             self.metrics.watch_constants(CONSTANT_NAMES, found.live, found.known)
+            self.metrics.watch_length_ratio(partial(ratio_of_all, self.residents.lengths))
         self.holding: Holding | None = None
         if self.residents is not None and policy.params[HOLD_S] > 0.0:
             self.holding = Holding(self.fleet, self.residents, self.metrics, config.max_hold_s, config.dilation)

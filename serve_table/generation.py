@@ -254,10 +254,7 @@ class Generation:
         admitted = self._admitted
         if admitted is not None:
             admitted.reservation.release()
-            tokens = record.meter.prompt_tokens
-            if tokens is not None:
-                measured = record.admission.prompt if record.admission is not None else None
-                context.prompts.observe(admitted.prompt, tokens, measured)
+            self._learn(admitted)
         row = record.to_row(context, context.clock())
         context.journal.append(row)
         metrics = context.metrics
@@ -271,6 +268,18 @@ class Generation:
                 metrics.tpot.labels(row.executed).observe(row.tpot_s)
         if row.handoff_age_s is not None:
             metrics.handoff_age.observe(row.handoff_age_s)
+
+    def _learn(self, admitted: Admitted) -> None:
+        """Of prompts and answers, from what the engine says of this one."""
+        context, record = self._context, self.record
+        meter, admission = record.meter, record.admission
+        if meter.prompt_tokens is not None:
+            measured = admission.prompt if admission is not None else None
+            context.prompts.observe(admitted.prompt, meter.prompt_tokens, measured)
+        told = record.status == "ok" and record.single_sequence and meter.output_tokens is not None
+        if told and admission is not None and admitted.predicted_tokens is not None and context.residents is not None:
+            tokens = float(meter.output_tokens or 0)
+            context.residents.answered(admission.request.prompt_tokens, admitted.predicted_tokens, tokens)
 
 
 def failure_kind(error: EngineError) -> str:

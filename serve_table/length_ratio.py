@@ -28,11 +28,20 @@ def new_length_sums() -> list[float]:
     return [0.0] * N_SUMS
 
 
+def log_ratio_of_all(sums: Sequence[float]) -> float:
+    """Mean log ratio of all answers."""
+    return sums[2 * N_BINS + 1] / (sums[2 * N_BINS] + PRIOR_ANSWERS)
+
+
 def length_ratio(sums: Sequence[float], prompt_tokens: float) -> float:
-    """What a prediction is to be multiplied by."""
-    of_all = sums[2 * N_BINS + 1] / (sums[2 * N_BINS] + PRIOR_ANSWERS)
+    """What a prediction for such a prompt is to be multiplied by."""
     at = 2 * length_bin(SCALE, N_BINS, prompt_tokens)
-    return exp((sums[at + 1] + PRIOR_ANSWERS * of_all) / (sums[at] + PRIOR_ANSWERS))
+    return exp((sums[at + 1] + PRIOR_ANSWERS * log_ratio_of_all(sums)) / (sums[at] + PRIOR_ANSWERS))
+
+
+def ratio_of_all(sums: Sequence[float]) -> float:
+    """The ratio over all prompts, for people."""
+    return exp(log_ratio_of_all(sums))
 
 
 def observe_length(

@@ -93,6 +93,11 @@ class RouterMetrics:
                 value.labels(name).set_function(partial(live.__getitem__, k))
                 ratio.labels(name).set_function(partial(_share, live, known, k))
 
+    def watch_length_ratio(self, ratio: Callable[[], float]) -> None:
+        """A gauge of how long answers are against what was predicted, read when scraped."""
+        told = "Tokens of answers as a share of what is predicted"
+        Gauge("rutter_length_ratio", told, registry=self.registry).set_function(ratio)
+
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         return generate_latest(self.registry)

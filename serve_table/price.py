@@ -58,6 +58,9 @@ PREFILL_CAUTION = 1.5
 """On the share of its time that a prefill engine prefills: stalls come in bursts, and TPOT targets have little room."""
 MOST_BUSY = 0.9
 
+TIE = 1e-9
+"""Values and times no further apart are equal: sums over residents that have left are not quite 0."""
+
 LEAST_BACKLOG = 0.1
 """An engine that gives nothing back for long is not taken for one that has done its work."""
 
@@ -119,7 +122,7 @@ def best_prefill(
                 slo_class = 1 if request.slo_class == 1 else 0
                 harm_s = 4.0 * params[TTFT_WIDTH] * ttft_target_s(params, slo_class, request.prompt_tokens)
                 cost_s += harm_s * leg_harm(params, request, fleet, residents, p)
-            if best == NO_ENGINE or cost_s < best_cost_s:
+            if best == NO_ENGINE or cost_s < best_cost_s - TIE:
                 best, best_s, best_cost_s = p, after_s, cost_s
     return best, best_s
 
@@ -217,14 +220,14 @@ def best_candidate(
             local, remote = decode_values(params, request, fleet, residents, prefilled_s, prefill_tokens, d)
             local += local_worth
             remote -= remote_harm
-            if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value):
+            if prefill != NO_ENGINE and (best == NO_ENGINE or remote > best_value + TIE):
                 best_action, best, best_value = REMOTE, d, remote
-            if best == NO_ENGINE or local > best_value:
+            if best == NO_ENGINE or local > best_value + TIE:
                 best_action, best, best_value = LOCAL, d, local
     for k in range(fleet.whole_engines):
         p = (rotation + k) % fleet.whole_engines
         if fleet.decode_up[n + p] > 0.0:
             whole = whole_value(params, request, fleet, residents, p)
-            if best == NO_ENGINE or whole > best_value:
+            if best == NO_ENGINE or whole > best_value + TIE:
                 best_action, best, best_value = WHOLE, n + p, whole
     return best_action, prefill if best_action == REMOTE else NO_ENGINE, best

@@ -61,7 +61,8 @@ class PriceParams:
     much of its TTFT target a held request's turn follows; 1: earliest deadline first, 0: first come, first served.
     rush: the share of the prefill time of all that was held before it that a held request reckons with: whom that
     would make late goes before those with time to spare. adapt: 1: the times of steps and hand-offs are estimated anew
-    from what is seen (`serve_table.self_calibration`); 0: they stay.
+    from what is seen (`serve_table.self_calibration`), and so is how long answers are (`serve_table.length_ratio`); 0:
+    they stay.
     """
 
     step_floor_s: float = A40_3B.step.floor_s

@@ -1,6 +1,7 @@
 """The residents as the router keeps them: each request bound to a decode engine, by the tokens it really streamed.
 
-What the price's constants really are is told from them as they stream (`serve_table.self_calibration`).
+What the price's constants really are is told from them as they stream (`serve_table.self_calibration`), and from their
+ends how far answers are from what the artifact's predictor says (`serve_table.length_ratio`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from serve_table.harm import (
     remove_share,
     renew_share,
 )
-from serve_table.price_params import N_CONSTANTS, ttft_target_s
+from serve_table.length_ratio import length_ratio, new_length_sums, observe_length
+from serve_table.price_params import ADAPT, N_CONSTANTS, ttft_target_s
 from serve_table.self_calibration import (
     UNSEEN,
     Mark,
@@ -69,6 +71,7 @@ class ResidentBook:
         n_bound = decode_engines + whole_engines
         self.found = new_self_calibration(params, prefill_engines, decode_engines)
         self.params: Sequence[float] = self.found.live
+        self.lengths = new_length_sums()
         self.clock = clock
         self.requests = [0.0] * n_bound
         self.engines = [DecodeEngine() for _ in range(n_bound)]
@@ -117,6 +120,16 @@ class ResidentBook:
         self._waiting[bound] = None
         bound.renew(0, now_s)
         return bound
+
+    def corrected_tokens(self, prompt_tokens: float, predicted_tokens: float) -> float:
+        """What the predictor says of a request's output, corrected by what was answered."""
+        if self.params[ADAPT] == 0.0:
+            return predicted_tokens
+        return max(predicted_tokens * length_ratio(self.lengths, prompt_tokens), 1.0)
+
+    def answered(self, prompt_tokens: float, predicted_tokens: float, output_tokens: float) -> None:
+        """A request was answered at its full length. predicted_tokens: by the predictor alone."""
+        observe_length(self.lengths, prompt_tokens, predicted_tokens, output_tokens)
 
     def renew(self, decode: int, resident: Resident, share: list[float]) -> None:
         renew_share(self.params, self._residents, decode, self.requests[decode], resident, share, 0)

@@ -24,6 +24,7 @@ from serve_table.price_params import HANDOFF_S, N_CONSTANTS
 from serve_table.residents import BoundRequest, ResidentBook
 from serve_table.situation import NO_ENGINE, Decision, Fleet
 
+PREDICTED_TOKENS = 12.0
 N_PREFILL = SMALL_TOPOLOGY.prefill_engines
 POLICY = price_policy({"short_stay": 0.3}, SMALL_TOPOLOGY, SMALL_SLO)
 
@@ -39,6 +40,7 @@ class RouterBeside:
         self.bound: dict[int, BoundRequest] = {}
         self.next_told: dict[int, int] = {}
         self.constants: list[float] = []
+        self.lengths_agreed: list[bool] = []
         self.simulated: list[Decision] = []
         self.routed: list[Decision] = []
         self._decide = routing.decide
@@ -53,6 +55,8 @@ class RouterBeside:
             prefill_cached_tokens=request.prefill_cached_tokens.tolist(),
             decode_cached_tokens=request.decode_cached_tokens.tolist(),
         )
+        tokens = self.book.corrected_tokens(request.prompt_tokens, PREDICTED_TOKENS)
+        self.lengths_agreed.append(tokens == request.predicted_output_tokens)
         self.routed.append(POLICY.decide(listed, listed_fleet, i, explore, draws, self.book.seen()))
         self.simulated.append(chosen)
         prefill = None if chosen.prefill == NO_ENGINE else int(chosen.prefill)
@@ -80,6 +84,8 @@ class RouterBeside:
                 self.bound[s // 2].prefill_returned()
             else:
                 self.bound[s // 2].leave()
+                tokens = float(load.output_tokens[s // 2])
+                self.book.answered(float(load.prompt_tokens[s // 2]), PREDICTED_TOKENS, tokens)
         return answered
 
     def tell(self, i: int, tokens: int) -> None:
@@ -100,11 +106,12 @@ def results() -> dict[str, Any]:
         router = RouterBeside(topology)
         vars(routing).update(decide=router.decide)
         vars(simulator).update({name: partial(router.complete, own) for name, own in completing.items()})
-        simulate(random_trace(seed, 60, rate), topology, POLICY, SMALL_SLO, 12.0, macro_steps=False)
+        simulate(random_trace(seed, 60, rate), topology, POLICY, SMALL_SLO, PREDICTED_TOKENS, macro_steps=False)
         vars(routing).update(decide=router._decide)
         vars(simulator).update(completing)
         agreed += [tuple(a) == tuple(b) for a, b in zip(router.simulated, router.routed, strict=True)]
         seen |= {(int(chosen.action), int(chosen.decode)) for chosen in router.simulated}
+        agreed += router.lengths_agreed
         left = max(abs(value) for value in router.book.seen().shares)
         agreed.append(left == 0.0)
         # Where elastic, there are so few hand-offs that one more or less tells another time.

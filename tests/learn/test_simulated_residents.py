@@ -107,6 +107,18 @@ def test_wrong_constants_cost_little_where_they_are_estimated(factor: float) -> 
     assert goodput({**wrong, "adapt": 0.0}) < right - 0.05
 
 
+@pytest.mark.parametrize("predicted_tokens", [25.0, 1600.0])
+def test_wrongly_predicted_lengths_cost_little_where_they_are_corrected(predicted_tokens: float) -> None:
+    chat = chat_trace(23.0)
+
+    def goodput(params: dict[str, float], tokens: float) -> float:
+        return simulate(chat, A40S, price_policy(params, A40S, SLO), SLO, tokens).goodput
+
+    corrected = goodput({}, predicted_tokens)
+    assert corrected > goodput({}, 200.0) - 0.01
+    assert corrected > goodput({"adapt": 0.0}, predicted_tokens) + 0.015
+
+
 def test_a_run_leaves_the_policy_as_it_was() -> None:
     chosen = price_policy({"step_floor_s": 0.05}, A40S, SLO)
     before = list(chosen.params)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from router_bench import CHAT, chat_body, router_bench
-from stub_engines import DONE, Out, StubRequest, chat_event, prefill_engine, running, usage_event
+from stub_engines import DONE, Out, StubRequest, chat_event, decode_engine, prefill_engine, running, usage_event
 
 from serve_table.harm import N_SHARE, RENEWED_AFTER_TOKENS, context_tokens, harm, remaining_tokens
 from serve_table.policy import policy
@@ -194,3 +194,26 @@ async def test_the_router_keeps_what_it_relays(tmp_path: Path) -> None:
         text = (await bench.client.get("/metrics")).text
         assert 'rutter_constant{constant="step_floor_s"}' in text
         assert 'rutter_constant_ratio{constant="handoff_per_token_s"}' in text
+        assert "rutter_length_ratio " in text
+
+
+async def test_answers_teach_how_long_answers_are(tmp_path: Path) -> None:
+    async with (
+        running(prefill_engine, decode_engine) as (p, d),
+        router_bench(tmp_path, [p], [d], "price") as bench,
+    ):
+        for _ in range(30):
+            await bench.stream(CHAT, chat_body(stream=True))
+        predicted = [row.predicted_output_tokens for row in await bench.rows(30)]
+        assert predicted[0] == 200.0
+        assert predicted[-1] < 100.0
+        # Neither an answer that was limited to fewer, nor one that its client knew the length of, tells more of it.
+        await bench.stream(CHAT, chat_body(stream=True, max_tokens=5))
+        await bench.stream(CHAT, chat_body(stream=True), **{"x-rutter-predicted-output-tokens": "70"})
+        await bench.stream(CHAT, chat_body(stream=True))
+        *_, limited, known, after = [row.predicted_output_tokens for row in await bench.rows(33)]
+        assert (limited, known) == (5.0, 70.0)
+        book = bench.context.residents
+        assert book is not None
+        assert after == pytest.approx(predicted[-1], rel=0.1)
+        assert book.lengths[-2] == pytest.approx(sum(0.995**k for k in range(31)))
