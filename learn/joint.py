@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from learn.evaluate import Bench
+from learn.evaluate import Bench, mean_percentile
 from learn.neighbours import neighbour
 from learn.objective import latency_gain, tail_excess
 from learn.policy_space import (
@@ -58,11 +58,13 @@ GOOD: Params = MappingProxyType(
     }
 )
 """What a search on the five synthetic workloads at 2P+4D found, before requests could be held."""
-SAMPLED_SHARE = 0.2
-"""Of the trials are the sampler's; the others are neighbours of the best so far."""
+PRICE_TRIALS = 1.5
+"""Of the price for each that a single workload's search has: all workloads are to be fitted."""
+SAMPLED_SHARE = 0.15
+"""Of them are the sampler's; the others are neighbours of the best so far."""
 ROUND = 4
 """Neighbours of one leader."""
-CONFIRMED = 30
+CONFIRMED = 40
 """Points that are tried on other traces in the end."""
 HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.08, 3: 0.04})
 """After so many traces a point that is so far behind the best is given up; wider than what the others could make up."""
@@ -94,9 +96,13 @@ def goodput_gain(cell: JointCell, runs: Sequence[Simulated]) -> float:
 
 
 def long_tail(cell: JointCell, runs: Sequence[Simulated]) -> float:
-    """How far P99 TTFT is beyond its limit against tuned Dynamo-style's, as `learn.objective.tail_excess` has it."""
+    """How far P99 TTFT is beyond its limit against tuned Dynamo-style's, as `learn.objective.tail_excess` has it.
+
+    Means over the traces are compared, as they are reported: a trace with a bad tail weighs as much as it is bad.
+    """
     found = [(run, other) for run, other, load in zip(runs, cell.dynamo, cell.loads, strict=False) if load == TAIL_LOAD]
-    return tail_excess([run for run, _ in found], [other for _, other in found])
+    own_s, its_s = (mean_percentile([pair[k] for pair in found], "ttft_s", 99) for k in (0, 1))
+    return tail_excess(own_s / its_s) if own_s and its_s else 0.0
 
 
 def lower_latency(cell: JointCell, runs: Sequence[Simulated]) -> float:
@@ -161,7 +167,7 @@ class JointObjective:
 
 @dataclass(frozen=True)
 class JointSearch:
-    """A search over cells of one topology with the same number of traces. objective: of GAINS.
+    """A search over cells of one topology with the same number of traces. objective: of GAINS. n_trials: of the table.
 
     Equal cells and seeds give equal results, also across kills.
     """
@@ -173,7 +179,7 @@ class JointSearch:
 
     def best_table(self, study: StoredStudy, compiled: CompiledTable) -> Best:
         """The best table, of the sampler's points: it is for the price to favour."""
-        value = self._value(study, lambda params: table_policy(compiled, table_point(compiled, params)))
+        value = self._value(study, self.n_trials, lambda params: table_policy(compiled, table_point(compiled, params)))
         space, start = table_space(compiled), table_warm_start(compiled)
         return search(study, space, value, self.n_trials, seed=self.seed, warm_start=start)
 
@@ -184,13 +190,14 @@ class JointSearch:
         others are near their best already.
         """
         bench, space = self.cells[0].bench, price_space()
-        value = self._value(study, lambda params: price_policy(params, bench.topology, bench.slo, table))
-        done = math.ceil(SAMPLED_SHARE * self.n_trials)
+        n_trials = math.ceil(PRICE_TRIALS * self.n_trials)
+        value = self._value(study, n_trials, lambda params: price_policy(params, bench.topology, bench.slo, table))
+        done = math.ceil(SAMPLED_SHARE * n_trials)
         best = search(study, space, value, done, seed=self.seed, warm_start=joint_start())
-        while done < self.n_trials:
+        while done < n_trials:
             leader = best_of(study.trials(), done).params
             rng = np.random.default_rng([self.seed, done])
-            round_end = min(done + ROUND, self.n_trials)
+            round_end = min(done + ROUND, n_trials)
             points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
             best = search(study, space, value, round_end, seed=self.seed, warm_start=points)
             done = round_end
@@ -211,10 +218,10 @@ class JointSearch:
         best = int(np.argmax(values))
         return Best(dict(tried[best].params), values[best], len(trials), 0)
 
-    def _value(self, study: StoredStudy, policy: Callable[[Params], Policy]) -> JointObjective:
+    def _value(self, study: StoredStudy, n_trials: int, policy: Callable[[Params], Policy]) -> JointObjective:
         """The objective, which knows the best of a study that is continued."""
         value = JointObjective(self.cells, GAINS[self.objective], policy)
         trials = study.trials()
-        if 0 < count_complete(trials) < self.n_trials:
+        if 0 < count_complete(trials) < n_trials:
             value(best_of(trials).params)
         return value

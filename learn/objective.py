@@ -31,14 +31,12 @@ def goodput_difference(runs: Sequence[Measured], reference: Sequence[Measured]) 
     """Mean of the paired differences in goodput less their spread; and less what a long tail costs."""
     paired = np.array([run.goodput - other.goodput for run, other in zip(runs, reference, strict=True)])
     spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
-    return float(paired.mean()) - SPREAD_WEIGHT * spread - TAIL_WEIGHT * tail_excess(runs, reference)
+    tail = tail_excess(percentile_ratio(runs, reference, "ttft_s", 99))
+    return float(paired.mean()) - SPREAD_WEIGHT * spread - TAIL_WEIGHT * tail
 
 
-def tail_excess(runs: Sequence[Measured], reference: Sequence[Measured]) -> float:
-    """By what factor, in doublings, the P99 TTFT is beyond TAIL_LIMIT times the reference's; 0 where it is within."""
-    if not runs:
-        return 0.0
-    ratio = percentile_ratio(runs, reference, "ttft_s", 99)
+def tail_excess(ratio: float) -> float:
+    """By what factor, in doublings, a P99 TTFT of so many times the reference's is beyond TAIL_LIMIT, if at all."""
     return max(float(np.log2(ratio / TAIL_LIMIT)), 0.0)
 
 
