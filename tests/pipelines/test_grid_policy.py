@@ -1,6 +1,7 @@
 """The learned policy of a simulated comparison: one a topology, on all its workloads."""
 
 import csv
+import math
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from small_runs import Ended, Rutter
 
 from learn.contenders import REFERENCES
+from learn.joint import PRICE_TRIALS
 from pipelines import simulated_compare
 from pipelines.grid_cell import Judged
 from pipelines.grid_policy import LearnedPolicy, TopologyWork, make_policy
@@ -15,7 +17,9 @@ from pipelines.stages import Run
 from serve_table.artifact import Artifact, load
 from serve_table.policy import policy
 
-WORDS = ["--requests", "120", "--seeds", "2", "--trials", "3", "--jobs", "1", "--topologies", "1P+2D"]
+N_TRIALS = 3
+WORDS = ["--requests", "120", "--seeds", "2", "--trials", str(N_TRIALS), "--jobs", "1", "--topologies", "1P+2D"]
+OF_THE_PRICE = math.ceil(PRICE_TRIALS * N_TRIALS)
 
 
 class Learning:
@@ -59,7 +63,7 @@ def test_one_policy_for_all_workloads_with_the_references_that_it_needs(learning
     assert len({row["policy_digest"] for row in rows}) == 1
     assert all(learning.rows(name) for name in REFERENCES)
     learned = learning.learned()
-    assert (learned.workloads, learned.trials, learned.objective) == (("chat", "documents"), 3, "goodput")
+    assert (learned.workloads, learned.trials, learned.objective) == (("chat", "documents"), OF_THE_PRICE, "goodput")
     for path in learning.run_folder.glob("cell-*-rutter-*/judged.json"):
         assert msgspec.json.decode(path.read_bytes(), type=Judged).params == learned.params
     # The artifact that a router serves is the policy that was judged.
@@ -88,7 +92,7 @@ def test_a_made_policy_stands_and_a_killed_one_goes_on(learning: Learning, monke
     assert (len(made), learning.rows("rutter")) == (1, rows)
     # Another number of held-out seeds is judged with the policy that was learned.
     assert learning.run(*words, "--seeds", "3").status == 0
-    assert (len(made), len(learning.rows("rutter")), learning.learned().trials) == (2, 3, 3)
+    assert (len(made), len(learning.rows("rutter")), learning.learned().trials) == (2, 3, OF_THE_PRICE)
     # A killed search goes on from its trials.
     (folder,) = learning.run_folder.glob("policy-*-rutter-*")
     (folder / "learned.json").unlink()
