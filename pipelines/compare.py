@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tight-share", type=float, default=0.3, help="share of requests of the tight SLO class (%(default)s)")
     rate = "requests per second of engine time, as mixed=10.1; default: what saturate found in the run, else simulated"
     add("--rate", action="extend", nargs="+", default=[], metavar="NAME=R", help=rate)
-    add("--tuned", metavar="RUN|FILE", help="baselines as this training run tuned them; default: published defaults")
+    tuned = "baselines as this training run, or simulated comparison, tuned them; default: published defaults"
+    add("--tuned", metavar="RUN|FILE", help=tuned)
     out = f"results; default: {RESULTS_FOLDER}/<cluster kind>.csv, simulated {simulated_compare.DEFAULT_PATH}"
     add("--out", type=Path, metavar="FILE", help=out)
     topologies = simulated_compare.DEFAULT_TOPOLOGIES
@@ -73,11 +74,13 @@ def run(args: argparse.Namespace) -> int:
     args.requests, args.seeds = args.requests or REQUESTS, args.seeds or DEFAULT_SEEDS
     cluster = cluster_from(args)
     start = start_of(args, cluster)
-    settings = CompareSettings(cluster, start, tuned_params(args.tuned))
+    topology = f"{cluster.prefill_engines}P+{cluster.decode_engines}D"
+    settings = CompareSettings(cluster, start, tuned_params(args.tuned, args.workloads, topology))
     policies = args.policies or DEFAULT_POLICIES
     names = tuple(POLICIES) if ALL in policies else tuple(dict.fromkeys(policies))
     for name in names:
-        policy(name, settings.params(name), start.loaded)
+        for workload in args.workloads:
+            policy(name, settings.params(name, workload), start.loaded)
     results = ResultFile(args.out or RESULTS_FOLDER / f"{cluster.kind}.csv", cluster.kind)
     results.rows()
     given = given_rates(args.rate, args.workloads)
@@ -184,15 +187,16 @@ def complete(runs: Sequence[ComparedRun], settings: CompareSettings, run_: Run, 
 
 def conditions(args: argparse.Namespace, settings: CompareSettings, names: Sequence[str]) -> str:
     """What the figures hold for, in one line."""
-    tuned = [name for name in names if name in settings.tuned]
-    defaults = [name for name in names if name not in settings.tuned and name not in LEARNED_POLICIES]
+    params = next(iter(settings.tuned.values()))
+    tuned = [name for name in names if params.get(name)]
+    defaults = [name for name in names if name not in tuned and name not in LEARNED_POLICIES]
     parts = [
         f"{cluster_text(settings.cluster)}",
         "times in engine time (wall time divided by the dilation)" if settings.cluster.dilation != 1.0 else "",
         f"arrival seeds {args.seed} to {args.seed + args.seeds - 1}, runs interleaved, prefix caches reset before each",
         "correctness gates passed",
         f"SLO targets of {settings.start.source}",
-        f"tuned by training: {', '.join(tuned)}" if tuned else "no baseline tuned",
+        f"tuned before: {', '.join(tuned)}" if tuned else "no baseline tuned",
         f"with their defaults: {', '.join(defaults)}" if defaults else "",
         "spread: standard deviation between seeds; intervals: 95 %, paired by seed",
         "times: means of the runs' percentiles over the requests that have them; failed requests missed their targets",

@@ -38,15 +38,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What all runs of a comparison share."""
+    """What all runs of a comparison share. tuned: baselines' parameters by workload and policy."""
 
     cluster: ClusterConfig
     start: LiveStart
-    tuned: dict[str, Params]
+    tuned: dict[str, dict[str, Params]]
 
-    def params(self, name: str) -> Params:
+    def params(self, name: str, workload: str) -> Params:
         """A policy's parameters over its defaults."""
-        return live_params(name, self.tuned, self.start.costs, self.cluster.hardware)
+        return live_params(name, self.tuned[workload], self.start.costs, self.cluster.hardware)
 
     def config(self, spec: WorkloadSpec, name: str, attempt: int) -> RunConfig:
         learned = self.start.loaded if name in LEARNED_POLICIES else None
@@ -54,7 +54,7 @@ class CompareSettings:
             workload=spec,
             cluster=lasting(self.cluster),
             policy=name,
-            params=self.params(name),
+            params=self.params(name, spec.name),
             slo=self.start.slo,
             lengths=self.start.lengths_digest(),
             table=None if learned is None else learned.digest(),

@@ -110,9 +110,9 @@ class Confirmation:
         ]
 
     def _settings(self, artifact: Path) -> CompareSettings:
-        return CompareSettings(
-            self.cluster, LiveStart(self.cluster.hardware, artifact, None), dict(self.baselines.params)
-        )
+        workload = self.trained.workload
+        tuned = {} if workload is None else {workload.name: self.baselines.params}
+        return CompareSettings(self.cluster, LiveStart(self.cluster.hardware, artifact, None), tuned)
 
     @property
     def opponents(self) -> list[str]:

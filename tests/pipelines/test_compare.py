@@ -184,7 +184,7 @@ def test_the_table_needs_its_artifact_and_is_told_apart_from_the_best_baseline(
     assert "the best baseline, " in ended.out
     assert ", paired over 3 seeds." in ended.out
     assert "Conditions: emulated 1P+1D, a40-3b, dilation 2; " in ended.out
-    assert "tuned by training: dynamo_style, marginal_cost" in ended.out
+    assert "tuned before: dynamo_style, marginal_cost" in ended.out
     digests = {row["policy"]: row["policy_digest"] for row in comparison.rows()}
     assert len(set(digests.values())) == 3
     # Tuned otherwise, a baseline is another one and runs anew; the table does not.
