@@ -9,7 +9,7 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import CONFIRMED, CONFIRMING_LOADS, JOINT_LOADS, JointCell, JointSearch
+from learn.joint import CONFIRMED, CONFIRMING_LOADS, JOINT_LOADS, PRICE_TRIALS, JointCell, JointSearch
 from learn.lengths import LengthQuantiles
 from learn.objective import TAIL_LIMIT
 from learn.policy_space import price_space, table_point
@@ -33,8 +33,8 @@ CONFIRMING = 100
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
     tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads; space:
-    what is searched, as Optuna's JSON by name; trials: of its search, and of each baseline's that it is held against
-    meanwhile.
+    what is searched, as Optuna's JSON by name; trials: of the table's search, and of each baseline's that it is held
+    against meanwhile; price_trials: of the price for each of these.
     """
 
     cells: tuple[CellConfig, ...]
@@ -45,6 +45,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confirming_loads: tuple[float, ...]
     space: dict[str, str]
     trials: int
+    price_trials: float
 
     @property
     def topology(self) -> Topology:
@@ -134,6 +135,7 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
         CONFIRMING_LOADS[objective],
         space,
         trials,
+        PRICE_TRIALS,
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
