@@ -74,13 +74,19 @@ HOPELESS: Mapping[int, float] = MappingProxyType({1: 0.08, 3: 0.04})
 class JointCell:
     """A workload's part of a joint search. bench: the traces that are searched on, with lengths as the one predictor
     says; loads: theirs, in shares of the workload's rate. best, dynamo: on the same traces the runs of the workload's
-    best tuned baseline and of tuned Dynamo-style, each with what it was tuned with.
+    best tuned baseline and of tuned Dynamo-style, each with what it was tuned with. tail_only: how many of the last
+    traces only the tail is judged on.
     """
 
     bench: Bench
     loads: Sequence[float]
     best: Sequence[Simulated]
     dynamo: Sequence[Simulated]
+    tail_only: int = 0
+
+    def gain(self, gain: "Gain", runs: Sequence[Simulated]) -> float:
+        """Over its first traces, but for those of the tail."""
+        return gain(self, runs[: len(self.loads) - self.tail_only])
 
 
 Gain = Callable[[JointCell, Sequence[Simulated]], float]
@@ -119,17 +125,24 @@ carry, for latency those about the load there is."""
 CONFIRMING_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {name: 2 * loads for name, loads in JOINT_LOADS.items()}
 )
-"""Loads of the traces that the best points are tried on in the end: twice as many, since a P99 is of few requests."""
+"""Loads of the traces that the best points are tried on in the end: twice as many."""
+CONFIRMING_TAILS = 12
+"""More of them, of the load where the tail counts: a P99 is of few requests, and one burst in many has the longest."""
 
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
 """What is learned for, by the objective's name."""
 
 
-def joint_start() -> list[Params]:
-    """Tried first: the price's own start, what was good before, and the same with requests held."""
+def joint_start(objective: str) -> list[Params]:
+    """Tried first: the price's own start, what was good before, and the same with requests held; for latency also with
+    the times themselves weighing as much as their targets.
+    """
     defaults = asdict(PriceParams())
     good = [{name: GOOD.get(name, defaults[name]) for name in price_space()}]
-    return [*price_start(), *good, *(point | {"hold_s": 0.01} for point in good)]
+    points: list[Params] = [*price_start(), *good, *(point | {"hold_s": 0.01} for point in good)]
+    if objective == "latency":
+        points += [point | {"ttft_weight": 0.3, "tpot_weight": 0.5} for point in good]
+    return points
 
 
 class JointObjective:
@@ -160,7 +173,7 @@ class JointObjective:
         return values[-1]
 
     def _value(self, runs: Sequence[Sequence[Simulated]]) -> float:
-        gains = [self._gain(cell, found) for cell, found in zip(self._cells, runs, strict=True)]
+        gains = [cell.gain(self._gain, found) for cell, found in zip(self._cells, runs, strict=True)]
         tail = max(long_tail(cell, found) for cell, found in zip(self._cells, runs, strict=True))
         return float(np.mean(gains)) + WORST_WEIGHT * min(gains) - TAIL_COST * tail
 
@@ -189,11 +202,11 @@ class JointSearch:
         The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
         others are near their best already.
         """
-        bench, space = self.cells[0].bench, price_space()
+        bench, space = self.cells[0].bench, price_space(self.objective)
         n_trials = math.ceil(PRICE_TRIALS * self.n_trials)
         value = self._value(study, n_trials, lambda params: price_policy(params, bench.topology, bench.slo, table))
         done = math.ceil(SAMPLED_SHARE * n_trials)
-        best = search(study, space, value, done, seed=self.seed, warm_start=joint_start())
+        best = search(study, space, value, done, seed=self.seed, warm_start=joint_start(self.objective))
         while done < n_trials:
             leader = best_of(study.trials(), done).params
             rng = np.random.default_rng([self.seed, done])

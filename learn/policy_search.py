@@ -153,7 +153,7 @@ def search_policies(
     price_best, stored = searches.best(
         f"price {_digest([*compared, table_best.params])}",
         "search the price",
-        price_space(),
+        price_space(plan.objective),
         lambda params: rated(price_policy(params, bench.topology, bench.slo, table)),
         [*(price_start_of(plan.start) if plan.start else []), *price_start()],
     )

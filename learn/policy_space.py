@@ -193,9 +193,15 @@ def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> 
     return policy(name, baseline_params(name, params, costs, kv_tokens))
 
 
-def price_space() -> Space:
+SMALL_TERMS = ("ttft_weight", "tpot_weight", "backlog_weight", "prefill_weight", "local_weight")
+"""Of the price, beside the chances of meeting targets."""
+LATENCY_TERMS = 1.0
+"""The most that they may weigh where latency is what counts rather than targets."""
+
+
+def price_space(objective: str = "goodput") -> Space:
     """What is learned of the price."""
-    return {
+    space: Space = {
         "harm_weight": FloatDistribution(0.1, 4.0, log=True),
         "ttft_width": FloatDistribution(0.02, 0.5, log=True),
         "tpot_width": FloatDistribution(0.01, 0.2, log=True),
@@ -215,6 +221,9 @@ def price_space() -> Space:
         "deadline_share": FloatDistribution(0.0, 1.0),
         "rush": FloatDistribution(0.0, 1.5),
     }
+    if objective == "latency":
+        space |= {name: FloatDistribution(0.0, LATENCY_TERMS) for name in SMALL_TERMS}
+    return space
 
 
 def price_start() -> list[dict[str, Any]]:

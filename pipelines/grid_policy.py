@@ -9,7 +9,16 @@ from optuna.distributions import distribution_to_json
 
 from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
-from learn.joint import CONFIRMED, CONFIRMING_LOADS, JOINT_LOADS, PRICE_TRIALS, JointCell, JointSearch
+from learn.joint import (
+    CONFIRMED,
+    CONFIRMING_LOADS,
+    CONFIRMING_TAILS,
+    JOINT_LOADS,
+    PRICE_TRIALS,
+    TAIL_LOAD,
+    JointCell,
+    JointSearch,
+)
 from learn.lengths import LengthQuantiles
 from learn.objective import TAIL_LIMIT
 from learn.policy_space import price_space, table_point
@@ -32,9 +41,10 @@ CONFIRMING = 100
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
-    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads; space:
-    what is searched, as Optuna's JSON by name; trials: of the table's search, and of each baseline's that it is held
-    against meanwhile; price_trials: of the price for each of these.
+    tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads, and on
+    confirming_tails more for their tail alone; space: what is searched, as Optuna's JSON by name; trials: of the
+    table's search, and of each baseline's that it is held against meanwhile; price_trials: of the price for each of
+    these.
     """
 
     cells: tuple[CellConfig, ...]
@@ -43,6 +53,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tail_limit: float
     confirmed: int
     confirming_loads: tuple[float, ...]
+    confirming_tails: int
     space: dict[str, str]
     trials: int
     price_trials: float
@@ -125,7 +136,7 @@ class TopologyWork:
 
 def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run) -> TopologyWork:
     """The work of cells of one topology, each with at least the references among its contenders."""
-    space = {name: distribution_to_json(distribution) for name, distribution in price_space().items()}
+    space = {name: distribution_to_json(distribution) for name, distribution in price_space(objective).items()}
     config = PolicyConfig(
         tuple(cell.config for cell in cells),
         objective,
@@ -133,6 +144,7 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
         TAIL_LIMIT,
         CONFIRMED,
         CONFIRMING_LOADS[objective],
+        CONFIRMING_TAILS,
         space,
         trials,
         PRICE_TRIALS,
@@ -212,7 +224,8 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     compiled = replace(compiled, regimes=table.regimes)
     decided = compiled.decision_table(table.actions)
     joint.best_price(work.study("price"), decided)
-    others = [joint_cell(workload, lengths, config.confirming_loads, CONFIRMING) for workload in workloads]
+    tail_only = config.confirming_tails
+    others = [joint_cell(workload, lengths, config.confirming_loads, CONFIRMING, tail_only) for workload in workloads]
     best = joint.confirmed(work.study("price"), decided, others)
     learned = LearnedPolicy(
         topology=str(config.topology),
@@ -243,10 +256,13 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     return learned, artifact
 
 
-def joint_cell(workload: Workload, lengths: LengthQuantiles, loads: Sequence[float], first: int = 0) -> JointCell:
-    """The traces to search on, the first of that number, with the runs of the references as they were tuned: with
-    their workload's lengths.
+def joint_cell(
+    workload: Workload, lengths: LengthQuantiles, loads: Sequence[float], first: int = 0, tail_only: int = 0
+) -> JointCell:
+    """The traces to search on, the first of that number, and after them those of the tail alone, with the runs of the
+    references as they were tuned: with their workload's lengths.
     """
+    loads = (*loads, *[TAIL_LOAD] * tail_only)
     training = workload.training
     traces = workload.requests.searched(workload.rate, loads, first)
     own = bench_of(traces, training.topology, training.slo, training.lengths.predictor())
@@ -257,4 +273,4 @@ def joint_cell(workload: Workload, lengths: LengthQuantiles, loads: Sequence[flo
         return own.runs(CONTENDERS[name](training).policy(judged[name].params))
 
     bench = bench_of(traces, training.topology, training.slo, lengths.predictor())
-    return JointCell(bench, loads, runs(best), runs(DYNAMO))
+    return JointCell(bench, loads, runs(best), runs(DYNAMO), tail_only)
