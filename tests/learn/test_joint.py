@@ -74,6 +74,18 @@ def test_a_point_is_worth_the_mean_and_the_worst_of_its_workloads() -> None:
     assert objective(point) == pytest.approx(np.mean(gains) + WORST_WEIGHT * min(gains) - TAIL_COST * tail)
 
 
+def test_traces_for_the_tail_alone_are_no_gain() -> None:
+    mixed = cell("mixed", 11.0)
+    whole = replace(mixed, tail_only=1)
+    runs = [
+        with_goodput(run, 150 * (k < N_TRACES - 1), 1.0 + 3.0 * (k == N_TRACES - 1))
+        for k, run in enumerate(mixed.dynamo)
+    ]
+    assert whole.gain(goodput_gain, runs) == pytest.approx(goodput_gain(mixed, runs[:-1]))
+    assert whole.gain(goodput_gain, runs[:1]) == pytest.approx(goodput_gain(mixed, runs[:1]))
+    assert long_tail(whole, runs) > 0.0 == long_tail(whole, runs[:-1])
+
+
 def test_hopeless_points_stop_early_and_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell("mixed", 11.0)]
     seen: list[int] = []
