@@ -14,7 +14,7 @@ from learn.evaluate import Measured, mean_percentile
 
 SPREAD_WEIGHT = 0.5
 """Standard deviations of the paired differences that are taken off their mean."""
-TAIL_LIMIT = 1.15
+TAIL_LIMIT = 1.1
 """P99 TTFT against the reference's beyond which goodput is not all that counts."""
 TAIL_WEIGHT = 0.05
 """Goodput that a doubled P99 TTFT costs beyond the limit."""
