@@ -208,6 +208,7 @@ def price_space(objective: str = "goodput") -> Space:
         "remaining_floor": FloatDistribution(0.02, 1.0, log=True),
         "kv_wait": FloatDistribution(0.1, 3.0, log=True),
         "ttft_weight": FloatDistribution(0.0, 0.2),
+        "late_weight": FloatDistribution(0.0, 1.0),
         "tpot_weight": FloatDistribution(0.0, 0.2),
         "backlog_weight": FloatDistribution(0.0, 0.2),
         "prefill_weight": FloatDistribution(0.0, 0.2),

@@ -61,7 +61,7 @@ class Artifact:
     clusters and actions as in `lookup.Table`; inherited (n_clusters * n_regimes,): 1 where a cell had too few
     journal rows, so that its action follows from its cluster's rule alone. placement (7,): params of the table policy.
     length_quantiles_tokens (n_bins, n_levels). overhead_s (1,): router and HTTP time of a leg. engine_limits (3,) in
-    the order of ENGINE_LIMITS. price (18,): what was learned of the price, in the order of LEARNED_FIELDS.
+    the order of ENGINE_LIMITS. price (19,): what was learned of the price, in the order of LEARNED_FIELDS.
     centres_tokens (n_clusters, 5) in the order of FEATURE_NAMES. counts (n_clusters,).
     """
 

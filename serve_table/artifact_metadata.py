@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 LearnedForm = Literal["table", "price"]
 FEATURE_NAMES = (
     "prompt_tokens",

@@ -29,6 +29,7 @@ from serve_table.price_params import (
     HARM_WEIGHT,
     KV_TOKENS,
     KV_WAIT,
+    LATE_WEIGHT,
     LOCAL_WEIGHT,
     MAX_SEQUENCES,
     OVERHEAD_S,
@@ -170,9 +171,11 @@ def decode_values(
     small = params[TPOT_WEIGHT] * tpot_share + params[BACKLOG_WEIGHT] * fleet.decode_tokens[d] / params[KV_TOKENS]
     local = in_time * logistic((1.0 - local_s / target_s) / params[TTFT_WIDTH]) - small
     local -= (params[TTFT_WEIGHT] * local_s + params[LOCAL_WEIGHT] * stall_s) / target_s
+    local -= params[LATE_WEIGHT] * max(local_s / target_s - 1.0, 0.0)
     remote = in_time * logistic((1.0 - remote_s / target_s) / params[TTFT_WIDTH]) - small
     work_s = params[PREFILL_TOKEN_S] * prefill_tokens
     remote -= (params[TTFT_WEIGHT] * remote_s + params[PREFILL_WEIGHT] * work_s) / target_s
+    remote -= params[LATE_WEIGHT] * max(remote_s / target_s - 1.0, 0.0)
     if known:
         rise_s, weight = joined_s - step_s, params[HARM_WEIGHT]
         stay = min(request.predicted_output_tokens / max(left, 1.0), 1.0)

@@ -28,18 +28,19 @@ TPOT_WIDTH = 19
 REMAINING_FLOOR = 20
 KV_WAIT = 21
 TTFT_WEIGHT = 22
-TPOT_WEIGHT = 23
-BACKLOG_WEIGHT = 24
-PREFILL_WEIGHT = 25
-LOCAL_WEIGHT = 26
-SHORT_STAY = 27
-STEP_FACTOR = 28
-TABLE_WEIGHT = 29
-HOLD_S = 30
-LATE_HOLD = 31
-DEADLINE_SHARE = 32
-RUSH = 33
-ADAPT = 34
+LATE_WEIGHT = 23
+TPOT_WEIGHT = 24
+BACKLOG_WEIGHT = 25
+PREFILL_WEIGHT = 26
+LOCAL_WEIGHT = 27
+SHORT_STAY = 28
+STEP_FACTOR = 29
+TABLE_WEIGHT = 30
+HOLD_S = 31
+LATE_HOLD = 32
+DEADLINE_SHARE = 33
+RUSH = 34
+ADAPT = 35
 
 _DIVISORS = ("loose_tpot_s", "tight_tpot_s", "loose_ttft_base_s", "tight_ttft_base_s", "ttft_width", "tpot_width")
 _TARGETS = targets_from_profile(A40_3B)
@@ -51,9 +52,10 @@ class PriceParams:
 
     harm_weight: of a resident's miss against this request's own chance. Widths: of the logistic, in shares of the
     target. remaining_floor: the least share of its predicted tokens that an answer is taken to have left. kv_wait:
-    factor on the wait for KV blocks. Then weights of small terms: TTFT and TPOT in targets, committed tokens in KV
-    budgets, computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that
-    is predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
+    factor on the wait for KV blocks. Then weights of small terms: TTFT in targets, and again what of it is beyond the
+    target, so that who is late anyway goes where it waits least; TPOT in targets, committed tokens in KV budgets,
+    computing on a prefill engine and on the decode engine in TTFT targets. short_stay: how far a request that is
+    predicted to be shorter than what its engine's residents have left harms them less; 0: not at all, 1: in
     proportion. step_factor: on the step time of all that are bound to an engine, of whom some have not begun to decode.
     table_weight: what the action that the table has for the request's cluster and regime is worth. Then the guard
     (`serve_table.guard`). hold_s: the longest backlog of a prefill engine that a request is sent into; 0: holds none.
@@ -88,6 +90,7 @@ class PriceParams:
     remaining_floor: float = 0.55
     kv_wait: float = 0.7
     ttft_weight: float = 0.02
+    late_weight: float = 0.1
     tpot_weight: float = 0.03
     backlog_weight: float = 0.01
     prefill_weight: float = 0.015

@@ -94,7 +94,7 @@ MUTATED: dict[str, tuple[bytes, str]] = {
     "no width": (changed(price=poke(1, 0.0)).to_bytes(), "'ttft_width' of policy 'price' must be greater than 0"),
     "no KV cache": (changed(engine_limits=poke(0, 0)).to_bytes(), "'engine_limits' holds a number that is not pos"),
     "other policy": (with_header(lambda m: m.update(policy="dice")), "metadata cannot be read"),
-    "newer format": (with_header(lambda m: m.update(format_version=4, new="field")), "format 4, this program reads"),
+    "newer format": (with_header(lambda m: m.update(format_version=5, new="field")), "format 5, this program reads"),
     "nan in metadata": (with_header(lambda m: m.update(table_agreement=float("nan"))), "metadata cannot be read"),
     "unknown metadata": (with_header(lambda m: m.update(extra=1)), "metadata cannot be read"),
     "other features": (with_header(lambda m: m["feature_names"].reverse()), "differ from this program's"),

@@ -89,6 +89,6 @@ def test_an_engine_without_room_for_the_kv_is_left_alone() -> None:
 def test_defaults_are_the_profiles_and_every_field_has_its_place() -> None:
     assert len(PRICE.params) == len(fields(PriceParams))
     assert PRICE.params[17] == PriceParams().harm_weight
-    assert PRICE.params[29:32] == [PriceParams().table_weight, PriceParams().hold_s, PriceParams().late_hold]
+    assert PRICE.params[30:33] == [PriceParams().table_weight, PriceParams().hold_s, PriceParams().late_hold]
     with pytest.raises(Exception, match="greater than 0"):
         replace(PriceParams(), step_floor_s=0.0)
