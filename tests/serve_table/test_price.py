@@ -1,14 +1,15 @@
 """The price: what it prefers, and why."""
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from test_decision import GREEDY, idle_fleet, request
 
+from serve_table import price_params
 from serve_table.harm import CONTEXT, Residents
 from serve_table.policy import policy
-from serve_table.price_params import PriceParams
+from serve_table.price_params import LEARNED_FIELDS, PriceParams
 from serve_table.residents import ResidentBook
 from serve_table.situation import LOCAL, REMOTE, Fleet
 
@@ -66,6 +67,20 @@ def test_prefill_goes_local_when_prefill_engines_are_too_far_behind() -> None:
     assert PRICE.decide(wanted._replace(prompt_tokens=6000.0), fleet, 0, 0.0, GREEDY, residents).action == REMOTE
 
 
+def test_who_is_late_anyway_goes_where_it_waits_least() -> None:
+    fleet, residents = crowd([(0, 5)], [(0, 5)], [(0, 5)])
+    residents = residents._replace(prefill_since_s=[residents.now_s] * 2)
+    behind = fleet._replace(prefill_tokens=[200_000.0, 200_000.0], decode_prefill_tokens=[30_000.0] * 3)
+    wanted = request(prompt=1500.0)
+    none = {"ttft_weight": 0.0, "local_weight": 0.2}
+    patient, hurried = (policy("price", {**none, "late_weight": weight}) for weight in (0.0, 0.5))
+    assert patient.decide(wanted, behind, 0, 0.0, GREEDY, residents).action == REMOTE
+    assert hurried.decide(wanted, behind, 0, 0.0, GREEDY, residents).action == LOCAL
+    # In time either way, nothing changes.
+    for chosen in (patient, hurried):
+        assert chosen.decide(wanted, fleet, 0, 0.0, GREEDY, residents).action == REMOTE
+
+
 def test_a_prefill_backlog_shrinks_with_the_time_spent_on_it() -> None:
     fleet, residents = crowd([(1, 20)], [(1, 20)])
     busy = fleet._replace(prefill_tokens=[2000.0, 2000.0])
@@ -88,7 +103,8 @@ def test_an_engine_without_room_for_the_kv_is_left_alone() -> None:
 
 def test_defaults_are_the_profiles_and_every_field_has_its_place() -> None:
     assert len(PRICE.params) == len(fields(PriceParams))
-    assert PRICE.params[17] == PriceParams().harm_weight
-    assert PRICE.params[30:33] == [PriceParams().table_weight, PriceParams().hold_s, PriceParams().late_hold]
+    defaults = asdict(PriceParams())
+    for name in LEARNED_FIELDS:
+        assert PRICE.params[getattr(price_params, name.upper())] == defaults[name]
     with pytest.raises(Exception, match="greater than 0"):
         replace(PriceParams(), step_floor_s=0.0)
