@@ -195,7 +195,7 @@ def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> 
 
 SMALL_TERMS = ("ttft_weight", "tpot_weight", "backlog_weight", "prefill_weight", "local_weight")
 """Of the price, beside the chances of meeting targets."""
-LATENCY_TERMS = 2.0
+LATENCY_TERMS = 1.0
 """The most that they may weigh where latency is what counts rather than targets."""
 
 

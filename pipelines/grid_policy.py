@@ -147,7 +147,7 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
         CONFIRMING_TAILS,
         space,
         trials,
-        PRICE_TRIALS,
+        PRICE_TRIALS[objective],
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)

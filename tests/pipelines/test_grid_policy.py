@@ -19,7 +19,7 @@ from serve_table.policy import policy
 
 N_TRIALS = 3
 WORDS = ["--requests", "120", "--seeds", "2", "--trials", str(N_TRIALS), "--jobs", "1", "--topologies", "1P+2D"]
-OF_THE_PRICE = math.ceil(PRICE_TRIALS * N_TRIALS)
+OF_THE_PRICE = math.ceil(PRICE_TRIALS["goodput"] * N_TRIALS)
 
 
 class Learning:
