@@ -1,6 +1,4 @@
-"""The baselines' parameters in a live comparison: as a training run or a simulated comparison tuned them, or the
-published defaults.
-"""
+"""The baselines' parameters in a live comparison: as training or a simulated comparison tuned them, or as published."""
 
 from collections.abc import Sequence
 from pathlib import Path

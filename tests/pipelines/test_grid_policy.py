@@ -10,11 +10,14 @@ from small_runs import Ended, Rutter
 
 from learn.contenders import REFERENCES
 from learn.joint import PRICE_TRIALS
+from learn.training import BASELINES
 from pipelines import simulated_compare
 from pipelines.grid_cell import Judged
 from pipelines.grid_policy import LearnedPolicy, TopologyWork, make_policy
 from pipelines.stages import Run
+from pipelines.tuned_baselines import tuned_params
 from serve_table.artifact import Artifact, load
+from serve_table.errors import RunError
 from serve_table.policy import policy
 
 N_TRIALS = 3
@@ -62,6 +65,12 @@ def test_one_policy_for_all_workloads_with_the_references_that_it_needs(learning
     # One artifact: the same parameters and the same lengths, whatever the workload.
     assert len({row["policy_digest"] for row in rows}) == 1
     assert all(learning.rows(name) for name in REFERENCES)
+    # A live comparison can take each workload's baselines as they were tuned here.
+    tuned = tuned_params(str(learning.run_folder), ["chat", "documents"], "1P+2D")
+    assert set(tuned["chat"]) == set(BASELINES)
+    assert tuned["chat"]["dynamo_style"] != tuned["documents"]["dynamo_style"]
+    with pytest.raises(RunError, match="no round_robin on mixed 1P\\+2D: run `rutter compare --cluster simulated`"):
+        tuned_params(str(learning.run_folder), ["mixed"], "1P+2D")
     learned = learning.learned()
     assert (learned.workloads, learned.trials, learned.objective) == (("chat", "documents"), OF_THE_PRICE, "goodput")
     for path in learning.run_folder.glob("cell-*-rutter-*/judged.json"):
