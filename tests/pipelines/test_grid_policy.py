@@ -68,7 +68,9 @@ def test_one_policy_for_all_workloads_with_the_references_that_it_needs(learning
     # A live comparison can take each workload's baselines as they were tuned here.
     tuned = tuned_params(str(learning.run_folder), ["chat", "documents"], "1P+2D")
     assert set(tuned["chat"]) == set(BASELINES)
-    assert tuned["chat"]["dynamo_style"] != tuned["documents"]["dynamo_style"]
+    for name, params in tuned.items():
+        (judged,) = learning.run_folder.glob(f"cell-{name}-1P+2D-dynamo_style-*/judged.json")
+        assert params["dynamo_style"] == msgspec.json.decode(judged.read_bytes(), type=Judged).params
     with pytest.raises(RunError, match="no round_robin on mixed 1P\\+2D: run `rutter compare --cluster simulated`"):
         tuned_params(str(learning.run_folder), ["mixed"], "1P+2D")
     learned = learning.learned()
