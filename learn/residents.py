@@ -8,8 +8,7 @@ import numpy.typing as npt
 from learn.compiled import compile_with_callees, jit
 from learn.core import DECODING, NONE, Core
 from learn.planned_steps import end_of_steps_s, steps_begun
-from serve_table import harm, price_params, self_calibration
-from serve_table import length_ratio as lengths
+from serve_table import harm, length_ratio, price_params, self_calibration
 from serve_table.self_calibration import Mark, SelfCalibration
 from serve_table.situation import REMOTE, WHOLE
 
@@ -24,8 +23,8 @@ observe_pull = compile_with_callees(self_calibration.observe_pull)
 prefill_disturbed = compile_with_callees(self_calibration.prefill_disturbed)
 prefill_starts = compile_with_callees(self_calibration.prefill_starts)
 prefill_returns = compile_with_callees(self_calibration.prefill_returns)
-length_ratio = compile_with_callees(lengths.length_ratio)
-observe_length = compile_with_callees(lengths.observe_length)
+corrected_tokens = compile_with_callees(length_ratio.corrected_tokens)
+observe_length = compile_with_callees(length_ratio.observe_length)
 
 N_MARK = len(Mark._fields)
 
@@ -85,7 +84,7 @@ def new_bound(n_requests: int, n_prefill: int, n_decode: int, params: Any, whole
         np.zeros(n_requests),
         _as_arrays(self_calibration.new_self_calibration(params, n_prefill, n_decode), params),
         np.zeros(n_requests),
-        np.array(lengths.new_length_sums()),
+        np.array(length_ratio.new_length_sums()),
     )
 
 
@@ -121,12 +120,10 @@ def bind(bound: Bound, fleet: Any, i: int, chosen: Any, uncached_tokens: float, 
 
 
 @jit
-def corrected_tokens(bound: Bound, i: int, prompt_tokens: float, predicted_tokens: float) -> float:
-    """What the predictor says of the output of request i, which comes now, corrected by what was answered."""
+def expected_tokens(bound: Bound, i: int, prompt_tokens: float, predicted_tokens: float) -> float:
+    """Output tokens of request i, which comes now, as its decision is to see them."""
     bound.predicted_tokens[i] = predicted_tokens
-    if bound.found.live[price_params.ADAPT] == 0.0:
-        return predicted_tokens
-    return max(predicted_tokens * length_ratio(bound.lengths, prompt_tokens), 1.0)
+    return corrected_tokens(bound.found.live, bound.lengths, prompt_tokens, predicted_tokens)
 
 
 @jit

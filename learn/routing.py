@@ -10,7 +10,7 @@ from learn.decision_arrays import note_features
 from learn.events import SUBMIT, push_event
 from learn.kv_cache import cached_entries
 from learn.planned_steps import settle_blocks
-from learn.residents import bind, corrected_tokens, renew_shares, residents_at
+from learn.residents import bind, expected_tokens, renew_shares, residents_at
 from learn.run_state import Floats, Held, Load, Outcome, Routing, State
 from serve_table import decision, guard, situation
 from serve_table.situation import Decision, Draws, Request
@@ -150,7 +150,7 @@ def arrive(core: Core, load: Load, outcome: Outcome, fleet: Any, state: State, r
     held = state.held
     if routing.policy == decision.PRICE:
         prompt_tokens = float(load.prompt_tokens[i])
-        load.predicted_tokens[i] = corrected_tokens(state.bound, i, prompt_tokens, load.predicted_tokens[i])
+        load.predicted_tokens[i] = expected_tokens(state.bound, i, prompt_tokens, load.predicted_tokens[i])
     request = _request(core, load, routing, i, now_s, 0.0)
     if held.size[0] > 0:
         ahead = _tokens_ahead(load, state, routing, request, now_s)

@@ -9,6 +9,8 @@ from collections.abc import MutableSequence, Sequence
 from math import exp, log
 
 from serve_table.lookup import length_bin
+from serve_table.price_params import ADAPT
+from serve_table.self_calibration import MAX_FACTOR
 
 SCALE = 1.0 / log(2.0)
 N_BINS = 18
@@ -17,7 +19,7 @@ KEPT = 0.995
 """Of what was seen before, at every answer of a bin: about the last two hundred count."""
 PRIOR_ANSWERS = 10.0
 """What the predictor is worth against all answers, and all against a bin's own."""
-MAX_LOG_RATIO = log(12.0)
+MAX_LOG_RATIO = log(MAX_FACTOR)
 
 N_SUMS = 2 * (N_BINS + 1)
 """Answers and sum of log ratios of each bin, then of all."""
@@ -37,6 +39,15 @@ def length_ratio(sums: Sequence[float], prompt_tokens: float) -> float:
     """What a prediction for such a prompt is to be multiplied by."""
     at = 2 * length_bin(SCALE, N_BINS, prompt_tokens)
     return exp((sums[at + 1] + PRIOR_ANSWERS * log_ratio_of_all(sums)) / (sums[at] + PRIOR_ANSWERS))
+
+
+def corrected_tokens(
+    params: Sequence[float], sums: Sequence[float], prompt_tokens: float, predicted_tokens: float
+) -> float:
+    """What the predictor says of a request's output, corrected by what was answered. params: the price's."""
+    if params[ADAPT] == 0.0:
+        return predicted_tokens
+    return max(predicted_tokens * length_ratio(sums, prompt_tokens), 1.0)
 
 
 def ratio_of_all(sums: Sequence[float]) -> float:

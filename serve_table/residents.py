@@ -16,8 +16,8 @@ from serve_table.harm import (
     remove_share,
     renew_share,
 )
-from serve_table.length_ratio import length_ratio, new_length_sums, observe_length
-from serve_table.price_params import ADAPT, N_CONSTANTS, ttft_target_s
+from serve_table.length_ratio import corrected_tokens, new_length_sums, observe_length
+from serve_table.price_params import N_CONSTANTS, ttft_target_s
 from serve_table.self_calibration import (
     UNSEEN,
     Mark,
@@ -123,9 +123,7 @@ class ResidentBook:
 
     def corrected_tokens(self, prompt_tokens: float, predicted_tokens: float) -> float:
         """What the predictor says of a request's output, corrected by what was answered."""
-        if self.params[ADAPT] == 0.0:
-            return predicted_tokens
-        return max(predicted_tokens * length_ratio(self.lengths, prompt_tokens), 1.0)
+        return corrected_tokens(self.params, self.lengths, prompt_tokens, predicted_tokens)
 
     def answered(self, prompt_tokens: float, predicted_tokens: float, output_tokens: float) -> None:
         """A request was answered at its full length. predicted_tokens: by the predictor alone."""
