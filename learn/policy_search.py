@@ -155,7 +155,7 @@ def search_policies(
         "search the price",
         price_space(plan.objective),
         lambda params: rated(price_policy(params, bench.topology, bench.slo, table)),
-        [*(price_start_of(plan.start) if plan.start else []), *price_start()],
+        [*(price_start_of(plan.start, plan.objective) if plan.start else []), *price_start(plan.objective)],
     )
     learned_goodput = {"table": table_best.figures["goodput"], "price": price_best.figures["goodput"]}
     return Searched(

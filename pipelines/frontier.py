@@ -88,15 +88,19 @@ def compared_workloads(run_: Run, topology: str) -> list[str]:
 
 
 def load_rows(cell: ComparedCell, loads: Sequence[float]) -> list[FrontierRow]:
-    """The cell's policies at every load, on the held-out requests as they would come at that rate."""
+    """The cell's policies at every load, on the held-out requests as they would come at that rate; the learned one also
+    with elastic roles.
+    """
     workload = cell.workload()
-    rivals = [cell.rival(name, workload) for name in LOAD_POLICIES]
+    rigid = workload.training.topology
+    rivals = [(name, cell.rival(name, workload), rigid) for name in LOAD_POLICIES]
+    rivals.append((ELASTIC, cell.rival(RUTTER, workload), replace(rigid, elastic=True)))
     rows = []
     for load in loads:
         traces = list(workload.requests.tests(load * workload.rate).values())
-        for rival in rivals:
-            goodput = rival.goodput(traces, workload)
-            rows.append(row_of(LOAD, cell.name, workload, workload.training.topology, rival.name, load, goodput))
+        for name, rival, topology in rivals:
+            goodput = rival.goodput(traces, workload, topology)
+            rows.append(row_of(LOAD, cell.name, workload, topology, name, load, goodput))
     return rows
 
 

@@ -129,7 +129,7 @@ def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) ->
     value = JointObjective(cells, GAINS[objective], price)
     # The first points favour no table, so that it does not matter which it is.
     assert best.value >= max(value(point) for point in joint_start(objective)[:1]) - 1e-12
-    assert best.params.keys() == price_space().keys()
+    assert best.params.keys() == price_space(objective).keys()
     assert replace(joint, n_trials=6).best_price(study, table).complete == math.ceil(PRICE_TRIALS[objective] * 6)
 
 

@@ -184,10 +184,14 @@ def test_an_artifact_s_price_and_placement_are_tried_first_within_the_space() ->
     studies: dict[str, StoredStudy] = {}
     searched(replace(PLAN, trials=1, start=artifact), studies)
     tried = {name.partition(" ")[0]: study.trials()[0].params for name, study in studies.items()}
-    (price,) = price_start_of(artifact)
+    (price,) = price_start_of(artifact, PLAN.objective)
     assert tried["price"] == price
     assert (price["harm_weight"], price["hold_s"], price["table_weight"]) == (4.0, 0.0125 - 0.0025, 0.12)
     assert price["ttft_width"] == found_once().price["ttft_width"]
+    # In the space for latency, where no table is favoured and small terms may weigh more.
+    quick = with_price(artifact, price_start("latency")[-1])
+    assert price_start_of(quick, "latency") == [price_start("latency")[-1]]
+    assert price_start_of(quick, "goodput")[0]["tpot_weight"] == 0.2
     table = table_start_of(learned().compiled, artifact)[0]
     assert tried["table"] == table
     # Weights relative to the one that the space holds at 1.

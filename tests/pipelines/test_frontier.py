@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_runs import Rutter
 
-from pipelines.frontier import ENGINE_COUNTS, ENGINE_POLICIES, LOAD_POLICIES
+from pipelines.frontier import ELASTIC, ENGINE_COUNTS, ENGINE_POLICIES, LOAD_POLICIES
 from pipelines.frontier_report import ENGINES, LOAD, SPLITS, FrontierRow, engine_lines, load_lines
 from pipelines.grid_rivals import nearest
 
@@ -25,8 +25,10 @@ def test_every_policy_at_every_load_and_on_every_number_of_engines(
     assert ended.status == 0, ended.error
     loads = [row for row in rows_in(out) if row["part"] == LOAD]
     assert {row["workload"] for row in loads} == {"chat", "documents"}
-    assert len(loads) == 2 * 3 * len(LOAD_POLICIES)
+    assert len(loads) == 2 * 3 * len((*LOAD_POLICIES, ELASTIC))
     chat = {(row["policy"], row["load"]): float(row["goodput"]) for row in loads if row["workload"] == "chat"}
+    # A third engine's time to decode in is worth the most where two have too little.
+    assert chat[ELASTIC, "1.6"] > chat["rutter", "1.6"]
     # The comparison's rate is where round robin is in mid-collapse.
     assert chat["round_robin", "0.5"] > chat["round_robin", "1"] > chat["round_robin", "1.6"]
     engines = [row for row in rows_in(out) if row["part"] == ENGINES]
