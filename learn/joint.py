@@ -16,6 +16,7 @@ from learn.neighbours import neighbour
 from learn.objective import latency_gain, tail_excess
 from learn.policy_space import (
     Params,
+    Space,
     price_policy,
     price_space,
     price_start,
@@ -136,10 +137,15 @@ GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency"
 """What is learned for, by the objective's name."""
 
 
-def joint_start(objective: str) -> list[Params]:
+def joint_space(objective: str, n_workloads: int) -> Space:
+    """What is learned of the price: wide for one workload alone; what suits several is found sooner in a narrow one."""
+    return price_space(objective, wide=n_workloads == 1)
+
+
+def joint_start(objective: str, n_workloads: int) -> list[Params]:
     """Tried first: the price's own start, what was good before, and the same with requests held."""
-    good = within(price_space(objective), asdict(PriceParams()) | dict(GOOD))
-    return [*price_start(objective), good, good | {"hold_s": 0.01}]
+    good = within(joint_space(objective, n_workloads), asdict(PriceParams()) | dict(GOOD))
+    return [*price_start(objective, wide=n_workloads == 1), good, good | {"hold_s": 0.01}]
 
 
 class JointObjective:
@@ -199,11 +205,13 @@ class JointSearch:
         The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
         others are near their best already.
         """
-        bench, space = self.cells[0].bench, price_space(self.objective)
+        bench, space = self.cells[0].bench, joint_space(self.objective, len(self.cells))
         n_trials = math.ceil(PRICE_TRIALS[self.objective] * self.n_trials)
         value = self._value(study, n_trials, lambda params: price_policy(params, bench.topology, bench.slo, table))
         done = math.ceil(SAMPLED_SHARE * n_trials)
-        best = search(study, space, value, done, seed=self.seed, warm_start=joint_start(self.objective))
+        best = search(
+            study, space, value, done, seed=self.seed, warm_start=joint_start(self.objective, len(self.cells))
+        )
         while done < n_trials:
             leader = best_of(study.trials(), done).params
             rng = np.random.default_rng([self.seed, done])

@@ -196,8 +196,8 @@ def baseline_policy(name: str, params: Params, costs: Costs, kv_tokens: int) -> 
 
 SMALL_TERMS = ("ttft_weight", "tpot_weight", "backlog_weight", "prefill_weight", "local_weight")
 """Of the price, beside the chances of meeting targets."""
-LATENCY_TERMS = 1.0
-"""The most that they may weigh where latency is what counts rather than targets."""
+WIDE_TERMS = 1.0
+"""The most that they may weigh where the space is wide."""
 QUICK: Params = MappingProxyType(
     {
         "harm_weight": 3.7,
@@ -223,8 +223,8 @@ QUICK: Params = MappingProxyType(
 target or not, which no small change of a price for targets leads to."""
 
 
-def price_space(objective: str = "goodput") -> Space:
-    """What is learned of the price.
+def price_space(objective: str = "goodput", wide: bool = False) -> Space:
+    """What is learned of the price. wide: small terms may outweigh the chances, as they always may for latency.
 
     For latency no table is favoured: one learned on some windows of a trace was worse than none on others.
     """
@@ -249,15 +249,17 @@ def price_space(objective: str = "goodput") -> Space:
         "deadline_share": FloatDistribution(0.0, 1.0),
         "rush": FloatDistribution(0.0, 1.5),
     }
+    if wide or objective == "latency":
+        space |= {name: FloatDistribution(0.0, WIDE_TERMS) for name in SMALL_TERMS}
     if objective == "latency":
-        space |= {name: FloatDistribution(0.0, LATENCY_TERMS) for name in SMALL_TERMS}
         del space["table_weight"]
     return space
 
 
-def price_start(objective: str = "goodput") -> list[dict[str, Any]]:
+def price_start(objective: str = "goodput", wide: bool = False) -> list[dict[str, Any]]:
     """Tried first: the defaults, which hold nothing and favour no table; the same without the harm to others, with
-    sharper and wider probabilities, with requests held, and with the table favoured; for latency what was quick before.
+    sharper and wider probabilities, with requests held, and with the table favoured or, in a wide space, what was quick
+    before.
     """
     start = asdict(PriceParams())
     others: tuple[dict[str, float], ...] = (
@@ -267,9 +269,9 @@ def price_start(objective: str = "goodput") -> list[dict[str, Any]]:
         {"harm_weight": 1.5, "step_factor": 1.0},
         {"hold_s": 0.01},
         {"hold_s": 0.01, "rush": 0.5},
-        dict(QUICK) if objective == "latency" else {"table_weight": 0.05},
+        dict(QUICK) if wide or objective == "latency" else {"table_weight": 0.05},
     )
-    space = price_space(objective)
+    space = price_space(objective, wide)
     return [within(space, start), *(within(space, start | other) for other in others)]
 
 

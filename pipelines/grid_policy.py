@@ -18,10 +18,11 @@ from learn.joint import (
     TAIL_LOAD,
     JointCell,
     JointSearch,
+    joint_space,
 )
 from learn.lengths import LengthQuantiles
 from learn.objective import TAIL_LIMIT
-from learn.policy_space import price_space, table_point
+from learn.policy_space import table_point
 from learn.search import SAMPLER
 from learn.simulated_training import SimulatedTraining, joint_compiled, joint_lengths
 from learn.simulation import Simulated, Topology
@@ -136,7 +137,9 @@ class TopologyWork:
 
 def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run) -> TopologyWork:
     """The work of cells of one topology, each with at least the references among its contenders."""
-    space = {name: distribution_to_json(distribution) for name, distribution in price_space(objective).items()}
+    space = {
+        name: distribution_to_json(distribution) for name, distribution in joint_space(objective, len(cells)).items()
+    }
     config = PolicyConfig(
         tuple(cell.config for cell in cells),
         objective,

@@ -12,7 +12,7 @@ from pipelines.workloads import make_workload
 from serve_table.price_params import FLOOR_S, HARM_WEIGHT, KV_TOKENS
 from serve_table.situation import REMOTE
 
-PARAMS = joint_start("goodput")[0]
+PARAMS = joint_start("goodput", 5)[0]
 TABLE = small_training().compiled.decision_table(np.zeros(small_training().compiled.n_actions, np.uint8))
 """All local."""
 BY_NAME = {ablation.name: ablation for ablation in ABLATIONS}

@@ -19,12 +19,13 @@ from learn.joint import (
     JointObjective,
     JointSearch,
     goodput_gain,
+    joint_space,
     joint_start,
     long_tail,
     lower_latency,
 )
 from learn.objective import TAIL_LIMIT
-from learn.policy_space import Params, price_policy, price_space, table_point
+from learn.policy_space import Params, price_policy, table_point
 from learn.simulated_training import joint_compiled
 from learn.simulation import Simulated
 from learn.study import StoredStudy
@@ -68,7 +69,7 @@ def test_a_gain_is_paired_and_a_tail_counts_up_to_the_workloads_load() -> None:
 def test_a_point_is_worth_the_mean_and_the_worst_of_its_workloads() -> None:
     cells = [cell("mixed", 11.0), cell("chat", 40.0)]
     objective = JointObjective(cells, goodput_gain, price)
-    point = joint_start("goodput")[0]
+    point = joint_start("goodput", 5)[0]
     gains = [goodput_gain(one, one.bench.runs(price(point))) for one in cells]
     tail = max(long_tail(one, one.bench.runs(price(point))) for one in cells)
     assert objective(point) == pytest.approx(np.mean(gains) + WORST_WEIGHT * min(gains) - TAIL_COST * tail)
@@ -95,8 +96,14 @@ def test_hopeless_points_stop_early_and_stay_behind(monkeypatch: pytest.MonkeyPa
         return goodput_gain(one, runs)
 
     objective = JointObjective(cells, gain, price)  # type: ignore[arg-type]
-    best = objective(joint_start("goodput")[0])
-    hopeless = joint_start("goodput")[0] | {"step_factor": 1.1, "tpot_weight": 0.2, "local_weight": 0.0, "kv_wait": 3.0}
+    start = joint_start("goodput", 5)[0]
+    best = objective(start)
+    hopeless = start | {
+        "step_factor": 1.1,
+        "tpot_weight": 0.2,
+        "local_weight": 0.0,
+        "kv_wait": 3.0,
+    }
     monkeypatch.setattr("learn.joint.HOPELESS", {1: -1.0})
     seen.clear()
     assert objective(hopeless) < best + 1.0
@@ -128,8 +135,8 @@ def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) ->
     best = joint.best_price(study, table)
     value = JointObjective(cells, GAINS[objective], price)
     # The first points favour no table, so that it does not matter which it is.
-    assert best.value >= max(value(point) for point in joint_start(objective)[:1]) - 1e-12
-    assert best.params.keys() == price_space(objective).keys()
+    assert best.value >= max(value(point) for point in joint_start(objective, len(cells))[:1]) - 1e-12
+    assert best.params.keys() == joint_space(objective, len(cells)).keys()
     assert replace(joint, n_trials=6).best_price(study, table).complete == math.ceil(PRICE_TRIALS[objective] * 6)
 
 

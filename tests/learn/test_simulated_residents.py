@@ -54,9 +54,10 @@ def test_macro_steps_change_nothing_for_the_price(seed: int, elastic: bool) -> N
     assert runs[0].ttft_s == pytest.approx(runs[1].ttft_s)
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_start_of_the_search_is_a_point_of_the_space_and_another_policy(objective: str) -> None:
-    space, starts = price_space(objective), price_start(objective)
+def test_every_start_of_the_search_is_a_point_of_the_space_and_another_policy(objective: str, wide: bool) -> None:
+    space, starts = price_space(objective, wide), price_start(objective, wide)
     for start in starts:
         assert set(start) == set(space)
         assert all(space[name]._contains(value) for name, value in start.items())
