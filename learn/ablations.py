@@ -8,7 +8,8 @@ import numpy as np
 from learn.costs import scaled_step
 from learn.evaluate import Bench, Floats
 from learn.lengths import with_error
-from learn.policy_space import Params, price_policy
+from learn.policy_space import Params
+from learn.price_space import price_policy
 from learn.trace import Trace
 from serve_table.lookup import Table
 from serve_table.policy import Policy

@@ -14,18 +14,8 @@ import numpy as np
 from learn.evaluate import Bench, mean_percentile
 from learn.neighbours import neighbour
 from learn.objective import latency_gain, tail_excess
-from learn.policy_space import (
-    Params,
-    Space,
-    price_policy,
-    price_space,
-    price_start,
-    table_point,
-    table_policy,
-    table_space,
-    table_warm_start,
-    within,
-)
+from learn.policy_space import Params, Space, table_point, table_policy, table_space, table_warm_start, within
+from learn.price_space import price_policy, price_space, price_start
 from learn.search import search
 from learn.simulation import Simulated
 from learn.study import Best, StoredStudy, best_of, count_complete
@@ -205,13 +195,12 @@ class JointSearch:
         The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
         others are near their best already.
         """
-        bench, space = self.cells[0].bench, joint_space(self.objective, len(self.cells))
+        bench, n_workloads = self.cells[0].bench, len(self.cells)
+        space, start = joint_space(self.objective, n_workloads), joint_start(self.objective, n_workloads)
         n_trials = math.ceil(PRICE_TRIALS[self.objective] * self.n_trials)
         value = self._value(study, n_trials, lambda params: price_policy(params, bench.topology, bench.slo, table))
         done = math.ceil(SAMPLED_SHARE * n_trials)
-        best = search(
-            study, space, value, done, seed=self.seed, warm_start=joint_start(self.objective, len(self.cells))
-        )
+        best = search(study, space, value, done, seed=self.seed, warm_start=start)
         while done < n_trials:
             leader = best_of(study.trials(), done).params
             rng = np.random.default_rng([self.seed, done])

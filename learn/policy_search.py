@@ -15,16 +15,13 @@ from learn.policy_space import (
     baseline_policy,
     baseline_space,
     baseline_start,
-    price_policy,
-    price_space,
-    price_start,
-    price_start_of,
     table_point,
     table_policy,
     table_space,
     table_start_of,
     table_warm_start,
 )
+from learn.price_space import price_policy, price_space, price_start, price_start_of
 from learn.rating import References, ratings
 from learn.search import search
 from learn.study import Best, StoredStudy, spent_s

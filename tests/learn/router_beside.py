@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 
 from learn import routing, simulator
-from learn.policy_space import price_policy
+from learn.price_space import price_policy
 from learn.simulation import Topology, simulate
 from serve_table.harm import RENEWED_AFTER_TOKENS
 from serve_table.price_params import HANDOFF_S, N_CONSTANTS

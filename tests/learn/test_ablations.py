@@ -7,7 +7,7 @@ from small_training import SLO, TOPOLOGY, small_training
 from learn.ablations import ABLATIONS, FULL, Ablation, constant, with_step_factor, wrong_by
 from learn.evaluate import Bench, bench_of
 from learn.joint import joint_start
-from learn.policy_space import price_policy
+from learn.price_space import price_policy
 from pipelines.workloads import make_workload
 from serve_table.price_params import FLOOR_S, HARM_WEIGHT, KV_TOKENS
 from serve_table.situation import REMOTE

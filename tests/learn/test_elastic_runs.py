@@ -13,7 +13,7 @@ from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 from learn.frame import drop_reason
 from learn.journal_trace import journal_trace
 from learn.logged_choices import left_out_reason
-from learn.policy_space import price_policy
+from learn.price_space import price_policy
 from learn.simulation import Topology, replay, simulate
 from learn.trace import Trace
 from serve_table.errors import TraceError

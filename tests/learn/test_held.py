@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace, some_table
 
-from learn.policy_space import price_policy
+from learn.price_space import price_policy
 from learn.simulation import Simulated, Topology, replay, simulate
 from learn.trace import Trace
 from serve_table.policy import Policy

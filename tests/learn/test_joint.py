@@ -25,7 +25,8 @@ from learn.joint import (
     lower_latency,
 )
 from learn.objective import TAIL_LIMIT
-from learn.policy_space import Params, price_policy, table_point
+from learn.policy_space import Params, table_point
+from learn.price_space import price_policy
 from learn.simulated_training import joint_compiled
 from learn.simulation import Simulated
 from learn.study import StoredStudy

@@ -13,16 +13,8 @@ from learn.frame import CleanFrame, clean
 from learn.journal_trace import JournalTrace, journal_trace
 from learn.objective import goodput_difference, latency_gain
 from learn.policy_search import LATENCY_REFERENCE, Searched, SearchPlan, search_policies
-from learn.policy_space import (
-    baseline_policy,
-    price_policy,
-    price_space,
-    price_start,
-    price_start_of,
-    table_policy,
-    table_space,
-    table_start_of,
-)
+from learn.policy_space import baseline_policy, table_policy, table_space, table_start_of
+from learn.price_space import price_policy, price_space, price_start, price_start_of
 from learn.rating import stage_sizes
 from learn.simulation import Simulated, Topology
 from learn.study import StoredStudy

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 
-from learn.objective import OBJECTIVES
-from learn.policy_space import price_policy, price_space, price_start
+from learn.price_space import price_policy
 from learn.simulation import Topology, simulate
 from learn.trace import Trace
 from serve_table.policy import policy
@@ -52,16 +51,6 @@ def test_macro_steps_change_nothing_for_the_price(seed: int, elastic: bool) -> N
     assert (WHOLE in runs[0].action) == elastic
     assert np.array_equal(runs[0].decode, runs[1].decode)
     assert runs[0].ttft_s == pytest.approx(runs[1].ttft_s)
-
-
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_start_of_the_search_is_a_point_of_the_space_and_another_policy(objective: str, wide: bool) -> None:
-    space, starts = price_space(objective, wide), price_start(objective, wide)
-    for start in starts:
-        assert set(start) == set(space)
-        assert all(space[name]._contains(value) for name, value in start.items())
-    assert len({price_policy(start, SMALL_TOPOLOGY, SMALL_SLO).digest for start in starts}) == len(starts)
 
 
 A40S, SLO = Topology(1, 2, A40_3B), targets_from_profile(A40_3B)

@@ -5,7 +5,7 @@ import pytest
 from trace_cases import SMALL_SLO, SMALL_TOPOLOGY, random_trace
 
 from learn.evaluate import Bench
-from learn.policy_space import price_policy
+from learn.price_space import price_policy
 from learn.simulation import Topology, simulate
 from learn.splits import Split, judged_splits, split_lines, splits_of
 from serve_table.policy import policy
