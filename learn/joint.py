@@ -56,6 +56,8 @@ times at once are harder to lower than targets are to meet.
 """
 SAMPLED_SHARE = 0.15
 """Of them are the sampler's; the others are neighbours of the best so far."""
+CHAIN_SEEDS = 1000
+"""Between the seeds of two chains, more than seeds that people give are apart."""
 ROUND = 4
 """Neighbours of one leader."""
 CONFIRMED = 40
@@ -116,15 +118,31 @@ JOINT_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
 """Loads of the traces that are searched on, by the objective's name: for goodput also one far beyond what baselines
 carry, for latency those about the load there is, and more of them: a P90 differs more between traces."""
 
-CONFIRMING_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {name: 2 * loads for name, loads in JOINT_LOADS.items()}
+ALONE_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {"goodput": (1.0, 1.08, 1.0, 0.92, 1.15, 1.0, 1.25), "latency": JOINT_LOADS["latency"]}
 )
-"""Loads of the traces that the best points are tried on in the end: twice as many."""
+"""The same where a workload is alone: nearer to its own load, which no other workload stands for."""
+CHAINS = 3
+"""Searches for one workload's price, apart by their seeds: each goes from neighbour to neighbour and may end on a hill
+of its own."""
+
+CONFIRMING_ROUNDS = 2
+"""The traces that the best points are tried on in the end are so many times those of the search."""
 CONFIRMING_TAILS = 12
 """More of them, of the load where the tail counts: a P99 is of few requests, and one burst in many has the longest."""
 
 GAINS: Mapping[str, Gain] = MappingProxyType({"goodput": goodput_gain, "latency": lower_latency})
 """What is learned for, by the objective's name."""
+
+
+def joint_loads(objective: str, n_workloads: int) -> tuple[float, ...]:
+    """Loads of the traces that a price for so many workloads is searched on."""
+    return (ALONE_LOADS if n_workloads == 1 else JOINT_LOADS)[objective]
+
+
+def joint_chains(n_workloads: int) -> int:
+    """Searches for the price of so many workloads: one where many are to be fitted, which steadies it by itself."""
+    return CHAINS if n_workloads == 1 else 1
 
 
 def joint_space(objective: str, n_workloads: int) -> Space:
@@ -189,8 +207,8 @@ class JointSearch:
         space, start = table_space(compiled), table_warm_start(compiled)
         return search(study, space, value, self.n_trials, seed=self.seed, warm_start=start)
 
-    def best_price(self, study: StoredStudy, table: Table) -> Best:
-        """The best price that may favour the table.
+    def best_price(self, study: StoredStudy, table: Table, chain: int = 0) -> Best:
+        """The best price that may favour the table. chain: which of several searches, each with a study of its own.
 
         The sampler's points first, then neighbours of the best so far: few of many parameters matter at a time, and the
         others are near their best already.
@@ -200,30 +218,32 @@ class JointSearch:
         n_trials = math.ceil(PRICE_TRIALS[self.objective] * self.n_trials)
         value = self._value(study, n_trials, lambda params: price_policy(params, bench.topology, bench.slo, table))
         done = math.ceil(SAMPLED_SHARE * n_trials)
-        best = search(study, space, value, done, seed=self.seed, warm_start=start)
+        seed = self.seed + CHAIN_SEEDS * chain
+        best = search(study, space, value, done, seed=seed, warm_start=start)
         while done < n_trials:
             leader = best_of(study.trials(), done).params
-            rng = np.random.default_rng([self.seed, done])
+            rng = np.random.default_rng([seed, done])
             round_end = min(done + ROUND, n_trials)
             points = [neighbour(space, leader, rng) for _ in range(done, round_end)]
-            best = search(study, space, value, round_end, seed=self.seed, warm_start=points)
+            best = search(study, space, value, round_end, seed=seed, warm_start=points)
             done = round_end
         return best
 
-    def confirmed(self, study: StoredStudy, table: Table, cells: Sequence[JointCell]) -> Best:
-        """Of the best CONFIRMED points of a finished search the best on other traces, with its value there.
+    def confirmed(self, studies: Sequence[StoredStudy], table: Table, cells: Sequence[JointCell]) -> Best:
+        """Of the best CONFIRMED points of each finished search the best on other traces, with its value there.
 
         The best of many on the same traces is partly the luckiest.
         """
         bench = self.cells[0].bench
-        trials = [trial for trial in study.trials() if trial.value is not None]
-        tried = sorted(trials, key=lambda trial: -float(trial.value or 0.0))[:CONFIRMED]
+        trials = [[trial for trial in study.trials() if trial.value is not None] for study in studies]
+        leaders = [sorted(found, key=lambda trial: -float(trial.value or 0.0))[:CONFIRMED] for found in trials]
+        tried = [trial for found in leaders for trial in found]
         value = JointObjective(
             cells, GAINS[self.objective], lambda params: price_policy(params, bench.topology, bench.slo, table)
         )
         values = [value(trial.params) for trial in tried]
         best = int(np.argmax(values))
-        return Best(dict(tried[best].params), values[best], len(trials), 0)
+        return Best(dict(tried[best].params), values[best], sum(map(len, trials)), 0)
 
     def _value(self, study: StoredStudy, n_trials: int, policy: Callable[[Params], Policy]) -> JointObjective:
         """The objective, which knows the best of a study that is continued."""

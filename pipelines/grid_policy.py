@@ -11,13 +11,14 @@ from learn.contenders import CONTENDERS, JOINT, REFERENCES
 from learn.evaluate import bench_of
 from learn.joint import (
     CONFIRMED,
-    CONFIRMING_LOADS,
+    CONFIRMING_ROUNDS,
     CONFIRMING_TAILS,
-    JOINT_LOADS,
     PRICE_TRIALS,
     TAIL_LOAD,
     JointCell,
     JointSearch,
+    joint_chains,
+    joint_loads,
     joint_space,
 )
 from learn.lengths import LengthQuantiles
@@ -44,8 +45,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a topology's learned policy. cells: its workloads; loads: of the traces it is searched on;
     tail_limit: of P99 TTFT; confirmed: points that are tried on other traces in the end, of confirming_loads, and on
     confirming_tails more for their tail alone; space: what is searched, as Optuna's JSON by name; trials: of the
-    table's search, and of each baseline's that it is held against meanwhile; price_trials: of the price for each of
-    these.
+    table's search, and of each baseline's that it is held against meanwhile; price_trials: of each search for the price
+    for each of these; chains: searches for the price.
     """
 
     cells: tuple[CellConfig, ...]
@@ -58,6 +59,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     space: dict[str, str]
     trials: int
     price_trials: float
+    chains: int
 
     @property
     def topology(self) -> Topology:
@@ -140,17 +142,19 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
     space = {
         name: distribution_to_json(distribution) for name, distribution in joint_space(objective, len(cells)).items()
     }
+    loads = joint_loads(objective, len(cells))
     config = PolicyConfig(
         tuple(cell.config for cell in cells),
         objective,
-        JOINT_LOADS[objective],
+        loads,
         TAIL_LIMIT,
         CONFIRMED,
-        CONFIRMING_LOADS[objective],
+        CONFIRMING_ROUNDS * loads,
         CONFIRMING_TAILS,
         space,
         trials,
         PRICE_TRIALS[objective],
+        joint_chains(len(cells)),
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)
@@ -226,10 +230,12 @@ def learn_policy(work: TopologyWork, workloads: Sequence[Workload]) -> tuple[Lea
     table = table_point(compiled, table_best.params)
     compiled = replace(compiled, regimes=table.regimes)
     decided = compiled.decision_table(table.actions)
-    joint.best_price(work.study("price"), decided)
+    prices = [work.study(f"price-{chain}") for chain in range(config.chains)]
+    for chain, study in enumerate(prices):
+        joint.best_price(study, decided, chain)
     tail_only = config.confirming_tails
     others = [joint_cell(workload, lengths, config.confirming_loads, CONFIRMING, tail_only) for workload in workloads]
-    best = joint.confirmed(work.study("price"), decided, others)
+    best = joint.confirmed(prices, decided, others)
     learned = LearnedPolicy(
         topology=str(config.topology),
         objective=config.objective,

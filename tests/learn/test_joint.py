@@ -149,7 +149,7 @@ def test_the_best_points_are_confirmed_on_other_traces() -> None:
     table = compiled.decision_table(np.ones(compiled.n_actions, np.uint8))
     joint.best_price(study, table)
     other = replace(cells[0], bench=replace(cells[0].bench, traces=cells[0].bench.traces[::-1]))
-    confirmed = joint.confirmed(study, table, [other])
+    confirmed = joint.confirmed([study], table, [other])
     value = JointObjective([other], GAINS["goodput"], lambda params: price_policy(params, TOPOLOGY, SLO, table))
     assert confirmed.value == pytest.approx(max(value(trial.params) for trial in study.trials()))
     assert confirmed.params in [trial.params for trial in study.trials()]

@@ -108,7 +108,7 @@ def test_a_made_policy_stands_and_a_killed_one_goes_on(learning: Learning, monke
     (folder,) = learning.run_folder.glob("policy-*-rutter-*")
     (folder / "learned.json").unlink()
     assert learning.run(*words).status == 0
-    assert (folder / "price.log").read_text().count('"op_code":4') == OF_THE_PRICE
+    assert (folder / "price-0.log").read_text().count('"op_code":4') == OF_THE_PRICE
     assert learning.rows("rutter")[:2] == rows
 
 
