@@ -10,15 +10,19 @@ from small_training import SLO, TOPOLOGY, small_training
 
 from learn.evaluate import bench_of
 from learn.joint import (
+    CHAINS,
     GAINS,
     HOPELESS,
     PRICE_TRIALS,
     TAIL_COST,
+    TAIL_LOAD,
     WORST_WEIGHT,
     JointCell,
     JointObjective,
     JointSearch,
     goodput_gain,
+    joint_chains,
+    joint_loads,
     joint_space,
     joint_start,
     long_tail,
@@ -141,15 +145,30 @@ def test_a_search_finds_at_least_its_best_start_and_continues(objective: str) ->
     assert replace(joint, n_trials=6).best_price(study, table).complete == math.ceil(PRICE_TRIALS[objective] * 6)
 
 
-def test_the_best_points_are_confirmed_on_other_traces() -> None:
+def test_the_best_points_of_every_chain_are_confirmed_on_other_traces() -> None:
     cells = [cell("mixed", 11.0)]
-    study = StoredStudy(None, "price")
+    studies = [StoredStudy(None, f"price-{chain}") for chain in range(2)]
     joint = JointSearch(cells, "goodput", 6, 0)
     compiled = joint_compiled([small_training("mixed")], small_training().lengths)
     table = compiled.decision_table(np.ones(compiled.n_actions, np.uint8))
-    joint.best_price(study, table)
+    for chain, study in enumerate(studies):
+        joint.best_price(study, table, chain)
+    points = [[trial.params for trial in study.trials()] for study in studies]
+    # The starts are the same, what each goes on to is not.
+    assert points[0][0] == points[1][0]
+    assert points[0][-1] != points[1][-1]
     other = replace(cells[0], bench=replace(cells[0].bench, traces=cells[0].bench.traces[::-1]))
-    confirmed = joint.confirmed([study], table, [other])
+    confirmed = joint.confirmed(studies, table, [other])
     value = JointObjective([other], GAINS["goodput"], lambda params: price_policy(params, TOPOLOGY, SLO, table))
-    assert confirmed.value == pytest.approx(max(value(trial.params) for trial in study.trials()))
-    assert confirmed.params in [trial.params for trial in study.trials()]
+    assert confirmed.value == pytest.approx(max(value(point) for found in points for point in found))
+    assert confirmed.params in [point for found in points for point in found]
+    assert confirmed.complete == sum(map(len, points))
+
+
+@pytest.mark.parametrize("objective", GAINS)
+def test_a_workload_alone_is_searched_in_chains_and_at_its_own_load(objective: str) -> None:
+    assert (joint_chains(1), joint_chains(8)) == (CHAINS, 1)
+    for n_workloads in (1, 8):
+        loads = joint_loads(objective, n_workloads)
+        assert loads.count(TAIL_LOAD) >= 3
+    assert max(joint_loads(objective, 1)) <= max(joint_loads(objective, 8))
