@@ -59,7 +59,8 @@ def import_mooncake(
     check_tokens(tally, output_tokens, "output_length")
     if not tally.usable.any():
         raise tally.no_row_left()
-    full_blocks = np.where(tally.usable, input_tokens, 0.0).astype(np.int64) // BLOCK_TOKENS
+    input_tokens = np.where(tally.usable, input_tokens, 0.0)
+    full_blocks = input_tokens.astype(np.int64) // BLOCK_TOKENS
     hash_ids = _fitting_ids(tally, rows, input_tokens, full_blocks)
     built = build_chains(hash_ids, tally.usable)
     tally.fix(built.moved, "with a hash id after another prefix than before: taken as other text")

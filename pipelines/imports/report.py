@@ -8,6 +8,7 @@ import numpy as np
 from learn.trace import Floats
 
 PROFILE_PARTS = 12
+LEAST_PART_S = 1e-9
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class RateProfile:
 def rate_profile(time_s: Floats, n_parts: int = PROFILE_PARTS) -> RateProfile:
     """The profile of ascending times (n_requests,) from 0."""
     part_s = float(time_s[-1]) / n_parts
-    if part_s <= 0.0:
+    if part_s < LEAST_PART_S:
         return RateProfile(0.0, ())
     parts = np.minimum((time_s / part_s).astype(np.int64), n_parts - 1)
     return RateProfile(part_s, tuple(np.bincount(parts, minlength=n_parts) / part_s))

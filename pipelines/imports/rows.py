@@ -15,8 +15,9 @@ from serve_table.errors import TraceError
 
 Mask = npt.NDArray[np.bool_]
 
-# No model reads more; a number beyond is damage, and would not survive arithmetic.
+# No model reads more and no trace lasts longer; a number beyond is damage, and would not survive arithmetic.
 MOST_TOKENS = 100_000_000
+MOST_S = 1e12
 SLOW_SHARE = 0.5
 QUIET_SHARE = 0.2
 
@@ -83,9 +84,10 @@ def check_tokens(tally: Tally, tokens: Floats, column: str) -> None:
 
 
 def check_times(tally: Tally, time_s: Floats, column: str) -> None:
-    """Reject rows whose time (n_rows,) is not finite or before 0."""
+    """Reject rows whose time (n_rows,) is not finite, before 0 or beyond any trace."""
     tally.reject(~np.isfinite(time_s), f"{column} is missing or not a number")
     tally.reject(time_s < 0, f"{column} is negative")
+    tally.reject(time_s > MOST_S, f"{column} is beyond {MOST_S:.0e} s")
 
 
 def to_trace(
@@ -102,9 +104,10 @@ def to_trace(
     columns: time_s, prompt_tokens, output_tokens (n_rows,), checked already. chains_of: makes the chains of the
     rows kept, given their indices in order of arrival.
     """
-    time_s, prompt_tokens, output_tokens = columns
     if not tally.usable.any():
         raise tally.no_row_left()
+    # What is no number, or none that any trace has, would not survive arithmetic.
+    time_s, prompt_tokens, output_tokens = (np.where(tally.usable, column, 0.0) for column in columns)
     order, first_s = _in_order(tally, time_s)
     time_s = _spread(tally, time_s, order)
     slo_class = np.zeros(len(time_s), np.int64)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.imports.azure import import_azure
@@ -117,6 +117,23 @@ def test_any_content_is_a_trace_or_a_trace_error(tmp_path_factory, content):
     else:
         assert len(trace) == report.rows_kept
         assert report.rows_read == report.rows_kept + sum(finding.n_rows for finding in report.rejected)
+
+
+CELLS = st.one_of(st.floats(), st.integers(), st.sampled_from(["", "x", "1e999", "-Infinity", "5e-324"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=6))
+@example(rows=[(-1.7e308, 1, 1), (1.7e308, 1, 1)])
+@example(rows=[(2, "inf", "-inf"), (2, 1.7e308, 1.7e308)])
+@example(rows=[(3, 1, 1)] * 120 + [(1.7e308, 1, 1), (1.6e308, 1, 1)])
+def test_any_numbers_are_a_request_or_counted(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("any") / "burst.csv"
+    lines = [f"{time},ChatGPT,{prompt},{output},0,API log" for time, prompt, output in [*rows, (1, 600, 5)]]
+    path.write_text("\n".join([BURST_HEADER, *lines]) + "\n")
+    trace, report = import_burstgpt(path, ImportOptions(max_model_len_tokens=10**9))
+    assert report.rows_read == len(rows) + 1
+    assert report.rows_read == len(trace) + sum(finding.n_rows for finding in report.rejected)
 
 
 TEN_ROWS = [(5, 472, 18), (45, 1087, 230), (118, 417, 0), (160, 1361, 0), (214, 300, 40)]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.imports.mooncake import import_mooncake
@@ -170,9 +170,13 @@ OBJECTS = st.fixed_dictionaries(
 
 @settings(max_examples=80, deadline=None)
 @given(rows=st.lists(OBJECTS, min_size=1, max_size=6))
+@example(rows=[row(0, np.inf, [1])])
+@example(rows=[row(0, np.inf, [1], output_length=-np.inf)])
+@example(rows=[row(-1.7e308, 600, [1]), row(1.7e308, 600, [1])])
+@example(rows=[row(0, 1.7e308, [1], output_length=1.7e308)])
 def test_any_object_is_a_request_or_counted(tmp_path_factory, rows):
     path = mooncake_file(tmp_path_factory.mktemp("any"), rows + [row(1_000, 600, [1, 2])])
-    trace, report = import_mooncake(path)
+    trace, report = import_mooncake(path, ImportOptions(max_model_len_tokens=10**9))
     assert report.rows_read == len(rows) + 1
     assert report.rows_read == len(trace) + sum(finding.n_rows for finding in report.rejected)
 
