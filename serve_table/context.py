@@ -61,7 +61,6 @@ class RouterConfig:
     max_body_bytes: int = 64 * 2**20
     hash_block_tokens: int = 64
     kv_tokens: int = 60_000
-    allow_admin: bool = False
     prefill_kv_events: tuple[str, ...] = ()
     decode_kv_events: tuple[str, ...] = ()
     max_hold_s: float = 30.0

@@ -1,4 +1,4 @@
-"""The endpoint table: what a path is, which fields limit its output, and where its usage stands.
+"""The endpoint table of the public port: what a path is, which fields limit its output, and where its usage stands.
 
 A path that is not in the table is answered with 404 and never reaches an engine.
 """
@@ -6,7 +6,7 @@ A path that is not in the table is answered with 404 and never reaches an engine
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["generate", "pass", "broadcast", "health", "ready", "metrics"]
+Kind = Literal["generate", "pass", "health", "ready"]
 PromptField = Literal["messages", "prompt", "input"]
 
 OUTPUT_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -52,10 +52,8 @@ ENDPOINTS = {
         Endpoint("/tokenize", ("POST",), "pass"),
         Endpoint("/detokenize", ("POST",), "pass"),
         Endpoint("/version", ("GET",), "pass"),
-        Endpoint("/reset_prefix_cache", ("POST",), "broadcast"),
         Endpoint("/health", ("GET", "HEAD"), "health"),
         Endpoint("/ready", ("GET", "HEAD"), "ready"),
-        Endpoint("/metrics", ("GET",), "metrics"),
     )
 }
 

@@ -56,11 +56,12 @@ class KvEventError(RutterError):
 
 
 class RequestError(RutterError):
-    """The router itself answers a client's request, with this HTTP status."""
+    """The router itself answers a client's request, with this HTTP status and these headers."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers
 
 
 class EngineError(RutterError):

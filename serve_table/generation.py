@@ -12,7 +12,6 @@ from serve_table.engine_response import EngineResponse, Headers
 from serve_table.errors import EngineError, EngineTimeoutError, EngineUnreachableError, RequestError
 from serve_table.fleet import Engine
 from serve_table.journal import Status
-from serve_table.openai_error import error_body
 from serve_table.prefill_leg import PrefillAnswer, run_prefill
 from serve_table.record import MAX_CLIENT_ID_CHARACTERS, Record
 from serve_table.relay import (
@@ -23,6 +22,7 @@ from serve_table.relay import (
     forwarded_headers,
     path_and_query,
     returned_headers,
+    send_refusal,
     send_whole,
 )
 from serve_table.request_body import (
@@ -35,8 +35,6 @@ from serve_table.request_body import (
 )
 
 logger = logging.getLogger("rutter")
-
-JSON_HEADER = (b"content-type", b"application/json")
 
 
 class Generation:
@@ -68,19 +66,19 @@ class Generation:
                 await self._serve(body)
         except RequestError as error:
             record.status = "unavailable" if error.status == 503 else "client_error"
-            await self._refuse(error.status, str(error))
+            await self._refuse(error)
         except EngineError as error:
             timed_out = isinstance(error, EngineTimeoutError)
             record.status = "timeout" if timed_out else "upstream_error"
             await self._refuse(
-                504 if timed_out else 502, "the engine did not answer" if timed_out else "engine failure"
+                RequestError(504, "the engine did not answer") if timed_out else RequestError(502, "engine failure")
             )
         except ClientLeftError:
             pass
         except Exception:
             logger.exception("request %s failed", record.request_id)
             record.status = record.status or "upstream_error"
-            await self._refuse(500, "internal error of the router")
+            await self._refuse(RequestError(500, "internal error of the router"))
         finally:
             self._finish()
 
@@ -230,16 +228,13 @@ class Generation:
         record.http_status = status
         await send_whole(self._send, status, returned_headers(headers, self._echoed_id), body)
 
-    async def _refuse(self, status: int, message: str) -> None:
+    async def _refuse(self, error: RequestError) -> None:
         """The router's own error, where the client has not had a head yet."""
         if self._started:
             return
         self._started = True
-        self.record.http_status = status
-        headers = [JSON_HEADER, (b"x-request-id", self._echoed_id)]
-        if status == 413:
-            headers.append((b"connection", b"close"))
-        await send_whole(self._send, status, headers, error_body(status, message))
+        self.record.http_status = error.status
+        await send_refusal(self._send, error, [(b"x-request-id", self._echoed_id)])
 
     def _engine_headers(self) -> Headers:
         return forwarded_headers(self._headers, f"{self.record.request_id}-{self.record.attempts}")

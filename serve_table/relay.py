@@ -6,9 +6,9 @@ from typing import Any
 from serve_table.answer import AnswerMeter
 from serve_table.endpoints import Endpoint
 from serve_table.engine_response import EngineResponse, Headers
-from serve_table.errors import EngineError, EngineTimeoutError
+from serve_table.errors import EngineError, EngineTimeoutError, RequestError
 from serve_table.harm import RENEWED_AFTER_TOKENS
-from serve_table.openai_error import error_event
+from serve_table.openai_error import error_body, error_event
 from serve_table.sse import EventSplitter
 
 Message = MutableMapping[str, Any]
@@ -35,6 +35,7 @@ _HOP_BY_HOP = frozenset(
 # An engine must not compress what the meter reads, nor wait for a go-ahead for a body that is complete.
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"accept-encoding", b"expect"}
 OWN_HEADER_PREFIX = b"x-rutter-"
+JSON_HEADER = (b"content-type", b"application/json")
 
 
 def path_and_query(endpoint: Endpoint, scope: Scope) -> str:
@@ -74,6 +75,15 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
     framed = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": framed})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_refusal(send: Send, error: RequestError, headers: Headers | None = None) -> None:
+    """The router's own error in the shape of the OpenAI API. headers: more than those that the error brings."""
+    sent = [JSON_HEADER, *error.headers, *(headers or [])]
+    if error.status == 413:
+        # What is left of the body need not be read.
+        sent.append((b"connection", b"close"))
+    await send_whole(send, error.status, sent, error_body(error.status, str(error)))
 
 
 class StreamRelay:

@@ -7,16 +7,13 @@ import msgspec
 from serve_table.client_side import ClientLeftError
 from serve_table.context import RouterContext
 from serve_table.endpoints import Endpoint, find_endpoint
-from serve_table.engine_response import Headers
 from serve_table.errors import RequestError
-from serve_table.generation import JSON_HEADER, generate
-from serve_table.openai_error import error_body
-from serve_table.pass_through import pass_to_decode, reset_prefix_caches
-from serve_table.relay import Receive, Scope, Send, send_whole
+from serve_table.generation import generate
+from serve_table.pass_through import pass_to_decode
+from serve_table.readiness import readiness
+from serve_table.relay import JSON_HEADER, Receive, Scope, Send, send_refusal, send_whole
 
 logger = logging.getLogger("rutter")
-
-PROMETHEUS_HEADER = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class Router:
@@ -59,10 +56,11 @@ class Router:
         endpoint = find_endpoint(scope["path"])
         method = scope["method"]
         try:
-            if endpoint is None or (endpoint.kind == "broadcast" and not self.context.config.allow_admin):
+            if endpoint is None:
                 raise RequestError(404, f"no such path: {scope['path'][:100]}")
             if method not in endpoint.methods:
-                raise RequestError(405, f"{endpoint.path} takes {' or '.join(endpoint.methods)}")
+                allow = (b"allow", ", ".join(endpoint.methods).encode())
+                raise RequestError(405, f"{endpoint.path} takes {' or '.join(endpoint.methods)}", (allow,))
             if endpoint.kind == "generate":
                 await generate(self.context, endpoint, scope, receive, send)
             elif endpoint.kind == "pass":
@@ -70,41 +68,14 @@ class Router:
             else:
                 await self._own(endpoint, send)
         except RequestError as error:
-            headers: Headers = [JSON_HEADER]
-            if error.status == 413:
-                headers.append((b"connection", b"close"))
-            await send_whole(send, error.status, headers, error_body(error.status, str(error)))
+            await send_refusal(send, error)
         except ClientLeftError:
             logger.debug("a client left before its request was complete")
 
     async def _own(self, endpoint: Endpoint, send: Send) -> None:
-        """Endpoints that the router answers itself."""
-        if endpoint.kind == "metrics":
-            await send_whole(send, 200, [PROMETHEUS_HEADER], self.context.metrics.text())
-        elif endpoint.kind == "health":
+        """Endpoints that the router answers itself, and with no more than anybody may know."""
+        if endpoint.kind == "health":
             await send_whole(send, 200, [JSON_HEADER], b'{"status":"ok"}')
-        elif endpoint.kind == "ready":
-            ready, reasons = self.readiness()
-            body = msgspec.json.encode({"ready": ready, "reasons": reasons})
-            await send_whole(send, 200 if ready else 503, [JSON_HEADER], body)
-        else:
-            failed = await reset_prefix_caches(self.context)
-            if failed:
-                raise RequestError(502, f"{failed} of {len(self.context.fleet.engines)} engines did not reset")
-            await send_whole(send, 200, [JSON_HEADER], b'{"status":"ok"}')
-
-    def readiness(self) -> tuple[bool, list[str]]:
-        """Whether a request can be served, and what is not as it should be. Ready with one decode engine."""
-        fleet = self.context.fleet
-        reasons = [
-            f"{engine.role} engine {number} is down: {engine.down_reason}"
-            for engines in (fleet.prefill, fleet.decode)
-            for number, engine in enumerate(engines)
-            if not engine.up
-        ]
-        ready = any(engine.up for engine in fleet.decode)
-        if not ready:
-            reasons.insert(0, "no decode engine is up")
-        elif not any(engine.up for engine in fleet.prefill):
-            reasons.insert(0, "no prefill engine is up: every request prefills locally")
-        return ready, reasons
+            return
+        ready, _ = readiness(self.context.fleet)
+        await send_whole(send, 200 if ready else 503, [JSON_HEADER], msgspec.json.encode({"ready": ready}))

@@ -1,29 +1,25 @@
-"""`rutter serve`: the router's flags, its socket, its signals."""
+"""`rutter serve`: the router's flags, and what they make."""
 
 import argparse
-import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
-import socket
 import sys
-from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from serve_table import calibration as calibration_file
+from serve_table.admin import Admin, is_loopback
+from serve_table.api_keys import KeySet, read_keys
 from serve_table.artifact import Artifact, load
 from serve_table.calibration import Calibration
 from serve_table.context import CLUSTER_KINDS, RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
-from serve_table.errors import ConfigError, RutterError
+from serve_table.errors import ConfigError
 from serve_table.features import FileTokenizer
 from serve_table.health import ProbePolicy
+from serve_table.http_servers import RouterServers, listening_socket, url_of
 from serve_table.policy import POLICIES, policy
 from serve_table.predictor import constant_predictor
 from serve_table.price_params import price_constants
@@ -71,24 +67,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tenant-header", action="store_true", help="held requests take turns by x-rutter-tenant, not Authorization")
     add("--elastic", action="store_true", help="prefill engines may serve whole requests (vLLM's kv_both); price only")
-    add("--allow-admin", action="store_true", help="let clients call /reset_prefix_cache")
+    add(
+        "--admin-port",
+        type=int,
+        help="port of /metrics and all else for operators, 0 a free one; closed without it",
+    )
+    add("--admin-host", default="127.0.0.1", help="address of the admin port")
+    add("--admin-keys", type=Path, metavar="FILE", help="keys that open it, one a line; needed where not on loopback")
     add("--exit-with-stdin", action="store_true", help="end in good order when standard input closes, as by a starter")
     add("--log-level", default="warning", help=", ".join(LOG_LEVELS))
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0 after a clean end. Raises RutterError where it cannot start, ConfigError for flags."""
-    router = build_router(args)
-    with listening_socket(args.host, args.port) as listener:
-        return serve(router, listener, args)
+    return serve(build_router(args), args)
 
 
 def build_router(args: argparse.Namespace) -> Router:
     """The router of these flags. Raises ConfigError, ArtifactError and JournalError."""
     if args.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {args.log_level!r}: known are {', '.join(LOG_LEVELS)}")
-    if not 0 <= args.port <= 65535:
-        raise ConfigError(f"--port {args.port} must be from 0 to 65535")
+    for flag, port in (("--port", args.port), ("--admin-port", args.admin_port or 0)):
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"{flag} {port} must be from 0 to 65535")
     if args.drain_s < 0:
         raise ConfigError(f"--drain-s {args.drain_s} must be at least 0")
     profile = hardware_profile(args.hardware)
@@ -105,7 +106,6 @@ def build_router(args: argparse.Namespace) -> Router:
         max_body_bytes=args.max_body_bytes,
         hash_block_tokens=args.hash_block_tokens,
         kv_tokens=profile.kv_tokens if args.kv_tokens is None else args.kv_tokens,
-        allow_admin=args.allow_admin,
         prefill_kv_events=tuple(args.prefill_kv_events),
         decode_kv_events=tuple(args.decode_kv_events),
         max_hold_s=args.max_hold_s,
@@ -157,99 +157,39 @@ def parse_params(text: str | None) -> dict[str, Any]:
     return params
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises RutterError where the address is in use or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, a head and its body, or two
-    # events, are 40 ms apart.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise RutterError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that ends on a signal instead of raising it again once it has ended."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-
-def uvicorn_config(router: Router, drain_s: int) -> uvicorn.Config:
-    """How uvicorn serves a router: the engines' own headers, nothing logged, nothing in between."""
-    return uvicorn.Config(
-        router,
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=drain_s,
-    )
-
-
-def serve(router: Router, listener: socket.socket, args: argparse.Namespace) -> int:
-    """Serve on a bound socket until a signal, then let open streams finish."""
+def serve(router: Router, args: argparse.Namespace) -> int:
+    """Serve on the ports asked for until a signal, then let open streams finish."""
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     # Faults of a request are counted and journaled; uvicorn's own lines would repeat them with a stack.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    host, port = listener.getsockname()[:2]
+    admin = admin_application(router.context, args)
     config = router.context.config
-    shown = f"[{host}]" if ":" in host else host
-    sys.stdout.write(
-        f"rutter serve: http://{shown}:{port} policy {router.context.policy.name}, "
-        f"{len(config.prefill_urls)} prefill and {len(config.decode_urls)} decode engines\n"
-    )
-    sys.stdout.flush()
-    server = _Server(uvicorn_config(router, args.drain_s))
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        runner.run(serve_until_told(server, listener, args.exit_with_stdin))
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(listening_socket(args.host, args.port))
+        lines = [
+            f"{url_of(listener)} policy {router.context.policy.name}, "
+            f"{len(config.prefill_urls)} prefill and {len(config.decode_urls)} decode engines"
+        ]
+        servers = RouterServers(router, listener, args.drain_s)
+        if admin is not None:
+            admin_listener = listening_socket(args.admin_host, args.admin_port, "--admin-port")
+            servers.add_admin(admin, open_sockets.enter_context(admin_listener))
+            lines.append(f"admin port {url_of(admin_listener)}")
+        sys.stdout.write("".join(f"rutter serve: {line}\n" for line in lines))
+        sys.stdout.flush()
+        servers.run(args.exit_with_stdin)
     return 0
 
 
-async def serve_until_told(server: uvicorn.Server, listener: socket.socket, exit_with_stdin: bool) -> None:
-    """Serve until a signal or, where asked for, until nobody holds the other end of standard input."""
-    loop = asyncio.get_running_loop()
-    stdin = sys.stdin.fileno() if exit_with_stdin else -1
-
-    def readable() -> None:
-        if not os.read(stdin, 4096):
-            loop.remove_reader(stdin)
-            server.handle_exit(signal.SIGTERM, None)
-
-    if exit_with_stdin:
-        try:
-            loop.add_reader(stdin, readable)
-        except OSError as error:
-            raise ConfigError("--exit-with-stdin: standard input must be a pipe, a socket or a terminal") from error
-    await server.serve(sockets=[listener])
-
-
-def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
+def admin_application(context: RouterContext, args: argparse.Namespace) -> Admin | None:
+    """None where --admin-port opens none. Raises ConfigError where others could reach it without a key."""
+    if args.admin_port is None:
+        if args.admin_keys is not None:
+            raise ConfigError("--admin-keys says who may use the admin port: open it with --admin-port")
         return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    if args.admin_keys is not None:
+        return Admin(context, KeySet(read_keys("--admin-keys", args.admin_keys)))
+    if not is_loopback(args.admin_host):
+        raise ConfigError(f"--admin-host {args.admin_host} can be reached from elsewhere: give --admin-keys")
+    return Admin(context, None)

@@ -11,14 +11,15 @@ import httpx
 import uvicorn
 from stub_engines import StubEngine
 
+from serve_table.admin import Admin
 from serve_table.context import RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
 from serve_table.health import ProbePolicy
+from serve_table.http_servers import listening_socket, uvicorn_config
 from serve_table.journal import JournalReader, Row
 from serve_table.policy import Policy, policy
 from serve_table.predictor import constant_predictor
 from serve_table.router import Router
-from serve_table.server import listening_socket, uvicorn_config
 from serve_table.slo import targets_from_profile
 from serve_table.step_time import A40_3B
 
@@ -36,6 +37,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 class Bench:
     context: RouterContext
     client: httpx.AsyncClient
+    admin: httpx.AsyncClient
     port: int
     journal: Path
 
@@ -101,11 +103,15 @@ async def router_bench(
     port = listener.getsockname()[1]
     server = uvicorn.Server(uvicorn_config(Router(context), drain_s=1))
     serving = asyncio.create_task(server._serve([listener]))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10.0) as client:
+    admin_port = httpx.ASGITransport(Admin(context, None))
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10.0) as client,
+        httpx.AsyncClient(base_url="http://localhost", transport=admin_port) as admin,
+    ):
         while not server.started:
             await asyncio.sleep(0.005)
         try:
-            yield Bench(context, client, port, journal)
+            yield Bench(context, client, admin, port, journal)
         finally:
             server.should_exit = True
             await client.aclose()

@@ -162,7 +162,7 @@ async def test_the_router_serves_whole_requests_and_says_so(tmp_path: Path) -> N
         fleet.decode[0].requests -= 120.0
         await bench.until_idle()
         assert [engine.requests + engine.tokens + engine.local_prefill_tokens for engine in fleet.whole] == [0.0]
-        text = (await bench.client.get("/metrics")).text
+        text = (await bench.admin.get("/metrics")).text
     whole = [row for row in rows if row.action == "whole"]
     assert whole
     for row in whole:

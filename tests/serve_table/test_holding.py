@@ -81,7 +81,7 @@ class GatedBench:
         return [request.json["prompt"][0] for request in self.prefill.requests]
 
     async def metric(self, name: str) -> float:
-        text = (await self.bench.client.get("/metrics")).text
+        text = (await self.bench.admin.get("/metrics")).text
         return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 

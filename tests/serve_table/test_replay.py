@@ -106,7 +106,7 @@ async def test_a_failing_policy_takes_the_safe_route(tmp_path: Path) -> None:
     ):
         assert (await bench.client.post(CHAT, json=chat_body())).status_code == 200
         row = await bench.row()
-        assert "rutter_decision_errors_total 1.0" in (await bench.client.get("/metrics")).text
+        assert "rutter_decision_errors_total 1.0" in (await bench.admin.get("/metrics")).text
     assert (row.executed, row.reason, row.propensity) == ("local", "decision_error", None)
 
 

@@ -191,7 +191,7 @@ async def test_the_router_keeps_what_it_relays(tmp_path: Path) -> None:
         assert row.policy == "price"
         assert row.residents is not None
         assert len(row.residents.constants) == 7
-        text = (await bench.client.get("/metrics")).text
+        text = (await bench.admin.get("/metrics")).text
         assert 'rutter_constant{constant="step_floor_s"}' in text
         assert 'rutter_constant_ratio{constant="handoff_per_token_s"}' in text
         assert "rutter_length_ratio " in text

@@ -72,17 +72,21 @@ async def test_large_bodies_pass(tmp_path: Path) -> None:
 
 async def test_ready_and_health_tell_what_is_down(tmp_path: Path) -> None:
     async with running(prefill_engine, decode_engine) as (p, d), router_bench(tmp_path, [p], [d]) as bench:
-        ready = await bench.client.get("/ready")
+        ready = await bench.admin.get("/ready")
         assert (ready.status_code, ready.json()) == (200, {"ready": True, "reasons": []})
         await p.stop()
         assert (await bench.client.post(CHAT, json=chat_body())).status_code == 200
-        ready = await bench.client.get("/ready")
+        ready = await bench.admin.get("/ready")
         assert (ready.status_code, ready.json()["ready"]) == (200, True)
         assert ready.json()["reasons"][0].startswith("no prefill engine is up")
+        public = await bench.client.get("/ready")
+        assert (public.status_code, public.json()) == (200, {"ready": True})
         await d.stop()
         await bench.client.post(CHAT, json=chat_body())
-        ready = await bench.client.get("/ready")
+        ready = await bench.admin.get("/ready")
         assert (ready.status_code, ready.json()["reasons"][0]) == (503, "no decode engine is up")
+        public = await bench.client.get("/ready")
+        assert (public.status_code, public.json()) == (503, {"ready": False})
         assert (await bench.client.get("/health")).status_code == 200
 
 
@@ -169,13 +173,13 @@ async def test_the_requests_own_limit_caps_its_prediction(
 async def test_prefixes_are_known_where_they_were_sent(tmp_path: Path) -> None:
     async with (
         running(prefill_engine, prefill_engine, decode_engine, decode_engine) as (p, q, d, e),
-        router_bench(tmp_path, [p, q], [d, e], allow_admin=True) as bench,
+        router_bench(tmp_path, [p, q], [d, e]) as bench,
     ):
         ids = {"model": "m", "prompt": list(range(200))}
         await bench.client.post(COMPLETIONS, json=ids)
         await bench.client.post(COMPLETIONS, json=ids)
         await bench.client.post(COMPLETIONS, json={**ids, "cache_salt": "b"})
-        assert (await bench.client.post("/reset_prefix_cache")).status_code == 502  # the stub prefill refuses it
+        assert (await bench.admin.post("/reset_prefix_cache")).status_code == 502  # the stub prefill refuses it
         await bench.client.post(COMPLETIONS, json=ids)
         rows = await bench.rows(4)
     seen = [row.fleet for row in rows if row.fleet is not None]
@@ -190,11 +194,11 @@ async def test_prefixes_are_known_where_they_were_sent(tmp_path: Path) -> None:
 async def test_metrics_have_closed_label_sets(tmp_path: Path) -> None:
     async with running(decode_engine) as (d,), router_bench(tmp_path, [], [d]) as bench:
         await bench.client.post(CHAT, json=chat_body())
-        before = len((await bench.client.get("/metrics")).text.splitlines())
+        before = len((await bench.admin.get("/metrics")).text.splitlines())
         for i in range(50):
             await bench.client.get(f"/foo{i}.php")
             await bench.client.post(CHAT, json=chat_body(model=f"m{i}"), headers={"x-request-id": str(i)})
-        text = (await bench.client.get("/metrics")).text
+        text = (await bench.admin.get("/metrics")).text
     assert len(text.splitlines()) == before
     labels = f'endpoint="{CHAT}",policy="round_robin",status="ok"'
     assert f"rutter_requests_total{{{labels}}} 51.0" in text
@@ -214,7 +218,7 @@ async def test_a_full_disk_is_counted_and_requests_go_on(
             patched.setattr(journal.JournalWriter, "_open_next_segment", full)
             for _ in range(3):
                 assert (await bench.client.post(CHAT, json=chat_body())).status_code == 200
-        text = (await bench.client.get("/metrics")).text
+        text = (await bench.admin.get("/metrics")).text
         assert "rutter_journal_errors_total 3.0" in text
         assert [r.message.count("No space left on device") for r in caplog.records if "journal" in r.message] == [1]
         await bench.client.post(CHAT, json=chat_body())

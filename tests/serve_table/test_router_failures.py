@@ -196,7 +196,7 @@ async def test_f06_prefill_4xx_is_the_clients_own(tmp_path: Path) -> None:
         response = await bench.client.post(CHAT, json=chat_body(stream=True))
         row = await bench.row()
         assert bench.context.fleet.prefill[0].up
-        metrics = (await bench.client.get("/metrics")).text
+        metrics = (await bench.admin.get("/metrics")).text
     assert (response.status_code, response.content, d.requests) == (422, invalid("no"), [])
     assert (row.status, row.executed, row.executed_decode_engine) == ("client_error", "remote", None)
     assert f'rutter_prefill_refusals_total{{engine="{p.url}"}} 1.0' in metrics
