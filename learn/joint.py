@@ -122,9 +122,9 @@ ALONE_LOADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {"goodput": (1.0, 1.08, 1.0, 0.92, 1.15, 1.0, 1.25), "latency": JOINT_LOADS["latency"]}
 )
 """The same where a workload is alone: nearer to its own load, which no other workload stands for."""
-CHAINS = 3
-"""Searches for one workload's price, apart by their seeds: each goes from neighbour to neighbour and may end on a hill
-of its own."""
+CHAINS: Mapping[str, int] = MappingProxyType({"goodput": 3, "latency": 1})
+"""Searches for one workload's price, by the objective's name, apart by their seeds: each goes from neighbour to
+neighbour and may end on a hill of its own. For latency three found no more than one does with its many trials."""
 
 CONFIRMING_ROUNDS = 2
 """The traces that the best points are tried on in the end are so many times those of the search."""
@@ -140,9 +140,9 @@ def joint_loads(objective: str, n_workloads: int) -> tuple[float, ...]:
     return (ALONE_LOADS if n_workloads == 1 else JOINT_LOADS)[objective]
 
 
-def joint_chains(n_workloads: int) -> int:
+def joint_chains(objective: str, n_workloads: int) -> int:
     """Searches for the price of so many workloads: one where many are to be fitted, which steadies it by itself."""
-    return CHAINS if n_workloads == 1 else 1
+    return CHAINS[objective] if n_workloads == 1 else 1
 
 
 def joint_space(objective: str, n_workloads: int) -> Space:

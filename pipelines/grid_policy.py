@@ -154,7 +154,7 @@ def topology_work(cells: Sequence[Cell], objective: str, trials: int, run_: Run)
         space,
         trials,
         PRICE_TRIALS[objective],
-        joint_chains(len(cells)),
+        joint_chains(objective, len(cells)),
     )
     contenders = tuple(
         ContenderConfig(cell.config, config.policy, config.form, trials, cell.contenders[0].test_seeds)

@@ -167,7 +167,7 @@ def test_the_best_points_of_every_chain_are_confirmed_on_other_traces() -> None:
 
 @pytest.mark.parametrize("objective", GAINS)
 def test_a_workload_alone_is_searched_in_chains_and_at_its_own_load(objective: str) -> None:
-    assert (joint_chains(1), joint_chains(8)) == (CHAINS, 1)
+    assert (joint_chains(objective, 1), joint_chains(objective, 8)) == (CHAINS[objective], 1)
     for n_workloads in (1, 8):
         loads = joint_loads(objective, n_workloads)
         assert loads.count(TAIL_LOAD) >= 3
