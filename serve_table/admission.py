@@ -15,7 +15,14 @@ from serve_table.harm import NO_RESIDENTS, Residents
 from serve_table.placement import least
 from serve_table.prompt import Prompt, read_prompt
 from serve_table.record import Admission, Record, action_name
-from serve_table.request_body import Fields, expressible_as_handle, is_taken_as_it_is, output_limit_tokens, read
+from serve_table.request_body import (
+    Fields,
+    cache_identity,
+    expressible_as_handle,
+    is_taken_as_it_is,
+    output_limit_tokens,
+    read,
+)
 from serve_table.situation import LOCAL, NO_ENGINE, Decision, Draws, Fleet, Request
 from serve_table.slo import SloTargets
 from serve_table.tenants import tenant_of
@@ -96,8 +103,7 @@ class Arrival:
         self, context: RouterContext, endpoint: Endpoint, fields: Fields, hints: Hints, record: Record
     ) -> None:
         prompt = read_prompt(fields, endpoint)
-        identity = b"\0".join(bytes(fields.get(name, b"")) for name in ("model", "cache_salt"))
-        measured = context.prompts.measure(prompt, identity, is_taken_as_it_is(fields, endpoint))
+        measured = context.prompts.measure(prompt, cache_identity(fields), is_taken_as_it_is(fields, endpoint))
         self._predicted_tokens, seen_tokens = _predicted_tokens(context, endpoint, fields, hints, measured.tokens)
         self.request = Request(
             prompt_tokens=measured.tokens,

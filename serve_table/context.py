@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from serve_table.access import Access
 from serve_table.decision import PRICE
 from serve_table.engine_caches import EngineCaches
 from serve_table.engine_client import EngineAddress
@@ -145,8 +146,10 @@ class RouterContext:
         slo_targets: SloTargets,
         journal_folder: Path | None = None,
         tokenizer: Tokenizer | None = None,
+        access: Access | None = None,
     ) -> None:
         self.config = config
+        self.access = access or Access()
         self.policy = policy
         self.predictor = predictor
         self.slo_targets = slo_targets
@@ -159,7 +162,9 @@ class RouterContext:
                 f"--elastic: policy {policy.name!r} never gives a whole request to a prefill engine; take "
                 "--policy price, or rutter with an artifact whose policy is the price"
             )
-        self.fleet = EngineFleet(config.prefill_urls, config.decode_urls, config.timeouts, config.elastic)
+        self.fleet = EngineFleet(
+            config.prefill_urls, config.decode_urls, config.timeouts, config.elastic, self.access.engine_key
+        )
         urls = [engine.url for engine in self.fleet.engines]
         salt = secrets.token_bytes(16)
         endpoints = config.kv_endpoints

@@ -100,10 +100,11 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EngineClient:
-    """The connections to one engine."""
+    """The connections to one engine. key: what is shown to it as `Authorization` with every request."""
 
-    def __init__(self, url: str, timeouts: EngineTimeouts) -> None:
+    def __init__(self, url: str, timeouts: EngineTimeouts, key: bytes | None = None) -> None:
         self.url = url
+        self._key = key
         self.timeouts = timeouts
         self.address = EngineAddress.parse(url)
         self._tls = ssl.create_default_context() if self.address.tls else None
@@ -123,17 +124,26 @@ class EngineClient:
         if pooled is not None:
             response = pooled.send(request, timeouts)
             try:
-                return await _with_head(response)
+                return self._taken(await _with_head(response))
             except EngineProtocolError:
                 if response.received_any:
                     raise
         connection = await self._connect(timeouts.connect_s)
-        return await _with_head(connection.send(request, timeouts))
+        return self._taken(await _with_head(connection.send(request, timeouts)))
+
+    def _taken(self, response: EngineResponse) -> EngineResponse:
+        """An answer that is one to the client. A refusal of the router's own key is none of the client's doing."""
+        if self._key is not None and response.status == 401:
+            response.close()
+            raise EngineProtocolError(f"{self.url} refuses the router's key: give the one it knows with --engine-key")
+        return response
 
     def _encoded(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
         lines = [f"{method} {self.address.base_path}{path} HTTP/1.1\r\nhost: {self.address.authority}\r\n".encode()]
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
+        if self._key is not None:
+            lines += (b"authorization: Bearer ", self._key, b"\r\n")
         if body or method == "POST":
             lines.append(b"content-length: %d\r\n" % len(body))
         lines += (b"\r\n", body)

@@ -19,12 +19,12 @@ class Engine:
     Of a prefill engine that serves whole requests there are two: its own, and one of role "whole" that counts those.
     """
 
-    def __init__(self, url: str, role: Role, index: int, timeouts: EngineTimeouts) -> None:
+    def __init__(self, url: str, role: Role, index: int, timeouts: EngineTimeouts, key: bytes | None = None) -> None:
         self.url = url
         self.index = index
         """Its place among the engines of its role."""
         self.role = role
-        self.client = EngineClient(url, timeouts)
+        self.client = EngineClient(url, timeouts, key)
         self.up = False
         self.down_reason = "not probed yet"
         self.failures = 0
@@ -46,14 +46,19 @@ def whole_role(prefill: Engine, index: int) -> Engine:
 
 class EngineFleet:
     """All engines of a router, in the order given, which is how decisions index them. elastic: the prefill engines may
-    serve whole requests.
+    serve whole requests. key: what the router shows to them.
     """
 
     def __init__(
-        self, prefill_urls: Sequence[str], decode_urls: Sequence[str], timeouts: EngineTimeouts, elastic: bool = False
+        self,
+        prefill_urls: Sequence[str],
+        decode_urls: Sequence[str],
+        timeouts: EngineTimeouts,
+        elastic: bool = False,
+        key: bytes | None = None,
     ) -> None:
-        self.prefill = [Engine(url, "prefill", i, timeouts) for i, url in enumerate(prefill_urls)]
-        self.decode = [Engine(url, "decode", i, timeouts) for i, url in enumerate(decode_urls)]
+        self.prefill = [Engine(url, "prefill", i, timeouts, key) for i, url in enumerate(prefill_urls)]
+        self.decode = [Engine(url, "decode", i, timeouts, key) for i, url in enumerate(decode_urls)]
         self.whole = [whole_role(engine, len(self.decode) + i) for i, engine in enumerate(self.prefill) if elastic]
 
     @property

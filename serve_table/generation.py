@@ -85,6 +85,7 @@ class Generation:
     async def _serve(self, body: bytes) -> None:
         context, record = self._context, self.record
         fields = parse_fields(body)
+        context.access.set_salt(fields, self._headers, context.config.tenant_header)
         record.stream = read(fields, "stream", bool) is True
         record.single_sequence = bytes(fields.get("n", b"1")) in (b"1", b"null")
         record.slo_class = context.config.default_slo_class
@@ -237,7 +238,8 @@ class Generation:
         await send_refusal(self._send, error, [(b"x-request-id", self._echoed_id)])
 
     def _engine_headers(self) -> Headers:
-        return forwarded_headers(self._headers, f"{self.record.request_id}-{self.record.attempts}")
+        request_id = f"{self.record.request_id}-{self.record.attempts}"
+        return forwarded_headers(self._headers, request_id, self._context.access.passes_authorization)
 
     def _record_prefix(self, engine: Engine) -> None:
         if self.record.admission is not None:

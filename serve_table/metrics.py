@@ -23,6 +23,9 @@ class RouterMetrics:
         self.requests = Counter(
             "rutter_requests", "Generative requests by their end", ["endpoint", "policy", "status"], registry=registry
         )
+        self.refusals = Counter(
+            "rutter_refusals", "Requests refused before they were journaled, by status", ["status"], registry=registry
+        )
         self.decisions = Counter(
             "rutter_decisions", "Decisions by action and reason", ["policy", "action", "reason"], registry=registry
         )

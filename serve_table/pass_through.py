@@ -24,7 +24,7 @@ async def pass_to_decode(
     path = path_and_query(endpoint, scope)
     request_id = uuid.uuid4().hex
     echoed_id = next((value for name, value in headers if name == b"x-request-id"), request_id.encode())
-    sent_headers = forwarded_headers(headers, request_id)
+    sent_headers = forwarded_headers(headers, request_id, context.access.passes_authorization)
     method, timeouts = scope["method"], context.config.timeouts
     tried: list[Engine] = []
     async with ClientWatch(receive):

@@ -44,14 +44,12 @@ def path_and_query(endpoint: Endpoint, scope: Scope) -> str:
     return f"{endpoint.path}?{query}" if query else endpoint.path
 
 
-def forwarded_headers(headers: Headers, request_id: str) -> Headers:
+def forwarded_headers(headers: Headers, request_id: str, with_authorization: bool) -> Headers:
     """A client's headers as an engine gets them, with the router's own request id."""
-    listed = _listed_in_connection(headers)
-    kept = [
-        (name, value)
-        for name, value in headers
-        if name not in _NOT_FORWARDED and name not in listed and not name.startswith(OWN_HEADER_PREFIX)
-    ]
+    dropped = _listed_in_connection(headers) | _NOT_FORWARDED
+    if not with_authorization:
+        dropped = dropped | {b"authorization"}
+    kept = [(name, value) for name, value in headers if name not in dropped and not name.startswith(OWN_HEADER_PREFIX)]
     kept.append((b"x-request-id", request_id.encode()))
     return kept
 

@@ -18,6 +18,7 @@ MAX_LIMIT_TOKENS = 10**9
 """Above any context length; JSON integers have no bound, floats have."""
 
 KV_FIELD = "kv_transfer_params"
+CACHE_SALT_FIELD = "cache_salt"
 EXTRA_FIELDS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 """Dictionaries whose entries engines read as if they stood at the top, or hand to the KV connector."""
 
@@ -110,6 +111,11 @@ def is_taken_as_it_is(fields: Fields, endpoint: Endpoint) -> bool:
     return endpoint.prompt_field == "prompt" and all(
         bytes(fields[name]).strip() in usual for name, usual in _USUAL_TOKENS.items() if name in fields
     )
+
+
+def cache_identity(fields: Fields) -> bytes:
+    """What keeps equal prompts apart in caches: the model and the salt, however they are spelled."""
+    return msgspec.json.encode([read(fields, name, str) for name in ("model", CACHE_SALT_FIELD)])
 
 
 def needs_usage_injected(fields: Fields, endpoint: Endpoint) -> bool:

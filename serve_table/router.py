@@ -56,6 +56,7 @@ class Router:
         endpoint = find_endpoint(scope["path"])
         method = scope["method"]
         try:
+            self.context.access.check(endpoint, scope["headers"])
             if endpoint is None:
                 raise RequestError(404, f"no such path: {scope['path'][:100]}")
             if method not in endpoint.methods:
@@ -68,6 +69,7 @@ class Router:
             else:
                 await self._own(endpoint, send)
         except RequestError as error:
+            self.context.metrics.refusals.labels(str(error.status)).inc()
             await send_refusal(send, error)
         except ClientLeftError:
             logger.debug("a client left before its request was complete")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from serve_table import access
 from serve_table import calibration as calibration_file
 from serve_table.admin import Admin, is_loopback
 from serve_table.api_keys import KeySet, read_keys
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tenant-header", action="store_true", help="held requests take turns by x-rutter-tenant, not Authorization")
     add("--elastic", action="store_true", help="prefill engines may serve whole requests (vLLM's kv_both); price only")
+    access.add_arguments(parser)
     add(
         "--admin-port",
         type=int,
@@ -126,6 +128,7 @@ def build_router(args: argparse.Namespace) -> Router:
         slo,
         args.journal,
         FileTokenizer(args.tokenizer) if args.tokenizer is not None else None,
+        access.from_arguments(args),
     )
     return Router(context)
 

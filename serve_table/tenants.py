@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
+from serve_table.api_keys import bearer_key
 from serve_table.engine_response import Headers
 
 TENANT_HEADER = b"x-rutter-tenant"
@@ -19,16 +20,23 @@ COMMON: Tenant = b""
 
 
 def tenant_of(headers: Headers, salt: bytes, by_own_header: bool) -> Tenant:
-    """The tenant: by the operator's header where that is believed, else by the `Authorization`, else the common one.
+    """The tenant of a request, of which only a salted hash is kept; the common one where it says nothing of it."""
+    identity = tenant_identity(headers, by_own_header)
+    return hashlib.blake2b(identity, digest_size=8, key=salt).digest() if identity else COMMON
 
-    Only a salted hash is kept of either. by_own_header: only an operator whose proxy sets it can believe it, since
-    whoever makes up tenants gets more turns.
+
+def tenant_identity(headers: Headers, by_own_header: bool) -> bytes:
+    """What tells tenants apart: the operator's header where that is believed, else the key; empty where there is none.
+
+    by_own_header: only an operator whose proxy sets it can believe it, since whoever makes up tenants gets more turns.
+    The key alone counts, so that nobody is several tenants by other spellings of `Bearer`.
     """
-    for name in (TENANT_HEADER, b"authorization") if by_own_header else (b"authorization",):
-        for given, value in headers:
-            if given == name:
-                return hashlib.blake2b(name + value, digest_size=8, key=salt).digest()
-    return COMMON
+    if by_own_header:
+        for name, value in headers:
+            if name == TENANT_HEADER:
+                return TENANT_HEADER + value
+    given = bearer_key(headers) or next((value for name, value in headers if name == b"authorization"), b"")
+    return b"authorization" + given if given else b""
 
 
 class TenantTurns:

@@ -11,6 +11,7 @@ import httpx
 import uvicorn
 from stub_engines import StubEngine
 
+from serve_table.access import Access
 from serve_table.admin import Admin
 from serve_table.context import RouterConfig, RouterContext
 from serve_table.engine_response import EngineTimeouts
@@ -85,6 +86,7 @@ async def router_bench(
     decode: Sequence[StubEngine] = (),
     chosen: Policy | str = "round_robin",
     timeouts: EngineTimeouts = PATIENT,
+    access: Access | None = None,
     **config: Any,
 ) -> AsyncIterator[Bench]:
     config.setdefault("probes", ProbePolicy(interval_s=0.05))
@@ -98,6 +100,7 @@ async def router_bench(
         constant_predictor(),
         targets_from_profile(A40_3B),
         journal,
+        access=access,
     )
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]

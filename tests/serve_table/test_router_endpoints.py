@@ -194,6 +194,7 @@ async def test_prefixes_are_known_where_they_were_sent(tmp_path: Path) -> None:
 async def test_metrics_have_closed_label_sets(tmp_path: Path) -> None:
     async with running(decode_engine) as (d,), router_bench(tmp_path, [], [d]) as bench:
         await bench.client.post(CHAT, json=chat_body())
+        await bench.client.get("/foo.php")
         before = len((await bench.admin.get("/metrics")).text.splitlines())
         for i in range(50):
             await bench.client.get(f"/foo{i}.php")

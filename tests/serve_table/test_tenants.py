@@ -1,10 +1,17 @@
 """Whose a request is."""
 
+import pytest
+
 from serve_table.tenants import COMMON, tenant_of
 
 SALT = b"0123456789abcdef"
 KEY = (b"authorization", b"Bearer sk-secret")
 OWN = (b"x-rutter-tenant", b"team-a")
+
+
+@pytest.mark.parametrize("spelled", [b"bearer sk-secret", b"BEARER  sk-secret ", b"Bearer sk-secret"])
+def test_nobody_is_several_tenants_by_spelling(spelled: bytes) -> None:
+    assert tenant_of([(b"authorization", spelled)], SALT, False) == tenant_of([KEY], SALT, False)
 
 
 def test_the_key_names_the_tenant_but_is_not_kept() -> None:
