@@ -25,8 +25,9 @@ TRACE_ARGS := $(if $(TRACE),--trace $(TRACE))
 INSTALLED := $(VENV)/installed-$(shell { cat pyproject.toml; pwd; } | cksum | cut -d ' ' -f 1)
 
 .NOTPARALLEL:
-.PHONY: help venv collect calibrate train export serve workload fidelity bench dashboard cluster-up cluster-down
-.PHONY: saturate compare frontier ablate gates conformance test test-vllm lint types check clean readme dynamo-env vllm-env
+.PHONY: help venv collect calibrate train export serve workload fidelity bench bench-router dashboard cluster-up
+.PHONY: cluster-down saturate compare frontier ablate gates conformance test test-vllm lint types check clean readme
+.PHONY: dynamo-env vllm-router-env vllm-env
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -72,6 +73,10 @@ fidelity: venv
 
 bench: venv
 	$(RUTTER) bench $(ARGS)
+
+# Beside the Rust vllm-router, on engines without work: about three minutes.
+bench-router: venv vllm-router-env
+	$(RUTTER) bench-router $(ARGS)
 
 dashboard: venv
 	@$(PY) -c 'import optuna_dashboard' 2>/dev/null || $(PIP) --quiet --editable '.[dashboard]'
@@ -128,6 +133,14 @@ dynamo-env: build/dynamo-env/installed
 build/dynamo-env/installed: venv
 	$(PY) -m venv build/dynamo-env
 	build/dynamo-env/bin/python -m pip install --disable-pip-version-check --quiet ai-dynamo==1.4.2
+	touch $@
+
+# The Rust vllm-router for `make bench-router` to compare with, in an environment of its own.
+vllm-router-env: build/vllm-router-env/installed
+
+build/vllm-router-env/installed: venv
+	$(PY) -m venv build/vllm-router-env
+	build/vllm-router-env/bin/python -m pip install --disable-pip-version-check --quiet vllm-router==0.1.17
 	touch $@
 
 # Runs, journals and artifacts stay.

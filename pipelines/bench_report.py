@@ -108,30 +108,31 @@ def text_lines(report: Report) -> list[str]:
     per_block = f"blocks of {given.decisions_a_block}"
     small, large = detail.decision_8_engines, detail.decision_64_engines
     lines += [
-        _line("look-up", detail.lookup_us, "us", per_block, TARGETS["lookup_us"]),
-        _line(f"decision, {small.fleet}", small.time_us, "us", per_block, TARGETS["decision_8_engines_us"]),
-        _line(f"decision, {large.fleet}", large.time_us, "us", per_block, TARGETS["decision_64_engines_us"]),
+        figure_line("look-up", detail.lookup_us, "us", per_block, TARGETS["lookup_us"]),
+        figure_line(f"decision, {small.fleet}", small.time_us, "us", per_block, TARGETS["decision_8_engines_us"]),
+        figure_line(f"decision, {large.fleet}", large.time_us, "us", per_block, TARGETS["decision_64_engines_us"]),
         f"remote decisions among these: {small.remote_share:.0%} and {large.remote_share:.0%}",
         *(
-            _line(f"price, {one.fleet}", one.time_us, "us", per_block, TARGETS[name])
+            figure_line(f"price, {one.fleet}", one.time_us, "us", per_block, TARGETS[name])
             for name, one in (
                 ("price_8_engines_us", detail.price_8_engines),
                 ("price_64_engines_us", detail.price_64_engines),
             )
         ),
         f"artifact size: {report.artifact_bytes:,} bytes; " + TARGETS["artifact_bytes"].judged(report.artifact_bytes),
-        _line("artifact load", detail.artifact_load_ms, "ms", "loads", TARGETS["artifact_load_ms"]),
+        figure_line("artifact load", detail.artifact_load_ms, "ms", "loads", TARGETS["artifact_load_ms"]),
     ]
     return lines + simulator_lines(report) + peer_lines(report)
 
 
+def machine_line(machine: Machine) -> str:
+    load = "unknown" if machine.load_average is None else f"{machine.load_average:.2f}"
+    return f"machine: {machine.cores} cores of {machine.cpu}, {machine.system}, load average {load}"
+
+
 def machine_lines(report: Report) -> list[str]:
     machine = report.machine
-    load = "unknown" if machine.load_average is None else f"{machine.load_average:.2f}"
-    lines = [
-        f"machine: {machine.cores} cores of {machine.cpu}, {machine.system}, load average {load}",
-        f"python {machine.python}, numpy {machine.numpy}, numba {machine.numba}",
-    ]
+    lines = [machine_line(machine), f"python {machine.python}, numpy {machine.numpy}, numba {machine.numba}"]
     if report.conditions.quick:
         lines.append("few repetitions (--quick): take the figures as rough")
     if not report.conditions.compiled:
@@ -148,7 +149,7 @@ def simulator_lines(report: Report) -> list[str]:
     ]
     for name, speed in report.detail.simulator.items():
         over = f"runs; {shown(speed.process.median)} by CPU time; goodput {speed.goodput:.3f}"
-        lines.append("  " + _line(name, speed.wall, "requests/s", over, SIMULATOR_TARGETS.get(name)))
+        lines.append("  " + figure_line(name, speed.wall, "requests/s", over, SIMULATOR_TARGETS.get(name)))
     return lines
 
 
@@ -166,7 +167,7 @@ def peer_lines(report: Report) -> list[str]:
         sides = f"{pair.ours.requests_per_s.median:,.0f} against {pair.theirs.requests_per_s.median:,.0f} requests/s"
         target = TARGETS["dynamo_replay_ratio"] if pair is comparison.pairs[0] else None
         over = f"rounds; {pair.policy} {sides}"
-        lines.append("  " + _line(pair.router_mode, pair.ratio, "times as fast", over, target))
+        lines.append("  " + figure_line(pair.router_mode, pair.ratio, "times as fast", over, target))
         lines.append(
             f"    simulated means, ours and theirs: TTFT {pair.ours.mean_ttft_ms:.0f} and "
             f"{pair.theirs.mean_ttft_ms:.0f} ms, TPOT {pair.ours.mean_tpot_ms:.1f} and "
@@ -175,8 +176,8 @@ def peer_lines(report: Report) -> list[str]:
     return lines
 
 
-def _line(what: str, values: Spread, unit: str, over: str, target: Target | None) -> str:
-    """over: what there were `values.repetitions` of."""
+def figure_line(what: str, values: Spread, unit: str, over: str, target: Target | None) -> str:
+    """A figure, its range and its target. over: what there were `values.repetitions` of."""
     spread_out = f"{shown(values.min)} to {shown(values.max)} over {values.repetitions} {over}"
     judged = "" if target is None else f"; {target.judged(values.median)}"
     return f"{what}: {shown(values.median)} {unit} ({spread_out}){judged}"

@@ -78,6 +78,7 @@ COMMANDS = (
         "compared-fidelity", "pipelines.compared_fidelity", "compare the simulator with runs that compare made", "learn"
     ),
     Command("bench", "pipelines.bench", "measure look-up, decision, artifact and simulator", "learn"),
+    Command("bench-router", "pipelines.bench_router", "measure the router beside the Rust vllm-router", "learn"),
     Command("workload", "pipelines.workload_summary", "summarise a workload or trace", "learn"),
     Command("check-journal", "pipelines.check_journal", "count a journal's rows and find its broken lines"),
     Command("dashboard", "pipelines.dashboard", "open optuna-dashboard on a run's search", "dashboard"),

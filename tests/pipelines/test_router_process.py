@@ -13,7 +13,8 @@ import httpx
 import pytest
 from small_runs import ROOT, processes_of, wait_for
 
-from pipelines.router_process import RouterProcess, last_line
+from pipelines.router_process import RouterProcess
+from pipelines.server_process import last_line
 from serve_table.errors import ClusterError
 
 
