@@ -181,7 +181,7 @@ def test_an_added_time_below_the_noise_is_no_ratio() -> None:
     assert "added TTFT, one stream: not told, the machine was too noisy" in text_lines(report)
 
 
-def test_targets_are_those_of_the_issue() -> None:
+def test_targets_and_their_bounds() -> None:
     assert {name: (target.bound, target.limit) for name, target in TARGETS.items()} == {
         "events_ratio_256": ("at least", 1.3),
         "events_ratio_32": ("at least", 1.5),
